@@ -264,14 +264,14 @@ public:
         constexpr char const* stage = "prompt::allocate";
         detail::agreement agreed{on};
         work_.progress.expects_all_finished(stage, work_.shape.layers);
-        auto const place =
-            detail::number_heads(on, stage, work_.shape.layers * work_.shape.heads, work_.shape.layers).place;
+        auto const shard =
+            detail::number_heads(on, stage, work_.shape.layers * work_.shape.heads, work_.shape.layers).shard;
         layer_shape one = work_.layer(tokens_);
-        one.heads       = place.heads;
+        one.heads       = shard.heads;
         auto next       = work_.plan(stage, limit.in_bytes(one), one);
         expects_same(on, stage);
         allocation const total = detail::staged(on, stage,
-            [&](B const& stages) { return work_.choose_rungs(stages, next, one, place, !balanced_, agreed); });
+            [&](B const& stages) { return work_.choose_rungs(stages, next, one, shard, !balanced_, agreed); });
         if (!advances(on)) { return total; }
         balanced_ = balanced_ || (!next.whole && work_.settings.shared);
         work_.settle(on, stage, one, next, total, dry_);

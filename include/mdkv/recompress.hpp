@@ -261,7 +261,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     }
     expects(options.window.value_or(0) >= 0, "recompress: window is ", *options.window, "; it must not be negative");
     auto const numbers = detail::number_heads(on, "recompress", heads, 0);
-    layer_shape whole{numbers.place.heads, group, most, 0, layout.dims, index_t{sizeof(T)}}; // on all ranks
+    layer_shape whole{numbers.shard.heads, group, most, 0, layout.dims, index_t{sizeof(T)}}; // on all ranks
     whole.expects_valid("recompress");
     index_t const limit       = options.limit.in_bytes(whole);
     index_t const most_window = (std::min)(recent, limit / (2 * (std::max<index_t>)(whole.bytes_of(1), 1)));

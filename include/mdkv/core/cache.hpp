@@ -257,27 +257,27 @@ template <element T>
         entry.key_columns         = keys > entry.key_columns ? keys : entry.key_columns;
         entry.value_columns       = values > entry.value_columns ? values : entry.value_columns;
     }
-    auto const place = [&](index_t size) {
+    auto const reserve = [&](index_t size) {
         index_t const at = offset;
         offset += size;
         return at;
     };
-    entry.key_projection   = place(layout.dims.keys * entry.key_columns * bytes);
-    entry.value_projection = place(entry.value_columns * layout.dims.values * bytes);
-    entry.channels         = place(rotated ? channel_bytes(layout.dims, bytes) : 0);
+    entry.key_projection   = reserve(layout.dims.keys * entry.key_columns * bytes);
+    entry.value_projection = reserve(entry.value_columns * layout.dims.values * bytes);
+    entry.channels         = reserve(rotated ? channel_bytes(layout.dims, bytes) : 0);
     for (std::size_t r = 0; r < layout.rungs; ++r)
     {
         if (!layout.own_run(r)) { continue; }
         index_t const count  = tokens[r] + (r == layout.stand_in_run ? stand_ins : 0);
         entry.runs[r].tokens = count;
-        entry.runs[r].keys   = place(count * layout.key_bytes(r, bytes));
-        entry.runs[r].values = place(count * layout.value_bytes(r, bytes));
+        entry.runs[r].keys   = reserve(count * layout.key_bytes(r, bytes));
+        entry.runs[r].values = reserve(count * layout.value_bytes(r, bytes));
     }
     entry.stand_ins    = stand_ins;
     entry.exact.tokens = (layout.full_rung < layout.rungs ? tokens[layout.full_rung] : 0) + layout.window
                          + (layout.stand_in_run == layout.rungs ? stand_ins : 0);
-    entry.exact.keys   = place(entry.exact.tokens * layout.dims.keys * bytes);
-    entry.exact.values = place(entry.exact.tokens * layout.dims.values * bytes);
+    entry.exact.keys   = reserve(entry.exact.tokens * layout.dims.keys * bytes);
+    entry.exact.values = reserve(entry.exact.tokens * layout.dims.values * bytes);
     if (layout.full_rung < layout.rungs) { entry.runs[layout.full_rung] = entry.exact; }
     return offset;
 }

@@ -30,7 +30,7 @@ struct score_options
     float scale = 0.0F;
 
     /// Place of the first query among the N tokens and the W window tokens after them: the causal mask of query i ends
-    /// at place first_query + i. Unset: the queries are the last ones, N + W - Q. N + W or more: no mask.
+    /// at position first_query + i. Unset: the queries are the last ones, N + W - Q. N + W or more: no mask.
     std::optional<index_t> first_query = std::nullopt;
 
     /// [H*G, Q]  natural logarithm of sum exp(scale*q.k) over the unmasked keys of each query, as a flash prefill

@@ -24,7 +24,7 @@ struct mean_of_group
     static constexpr int stretch = B::memory_space == space::host ? 64 : 1024;
 
     in_view<T, 3, B> keys, values;
-    in_view<index_t, 2, B> places; // from choose_seeds
+    in_view<index_t, 2, B> seed_slots; // [H, M]  from choose_seeds
     in_view<std::int32_t, 2, B> groups;
     in_view<float, 2, B> weights;
     out_view<float, 3, B> mean_keys, mean_values;
@@ -58,7 +58,7 @@ private:
     MDKV_HD void mean(Team const& t, in_view<T, 3, B> const& of, index_t h, index_t j, float* to) const
     {
         index_t const dim = of.extent(2);
-        index_t const n   = places(h, j) < 0 ? 0 : of.extent(1);
+        index_t const n   = seed_slots(h, j) < 0 ? 0 : of.extent(1);
         carver cut        = t.scratch();
         scratch const mine{cut, dim};
         double total = 0;

@@ -29,7 +29,7 @@ struct pack_tiles
 
     using walk_of_tiles        = tile_walk<T, B::memory_space, true>;
     using scratch              = typename walk_of_tiles::scratch;
-    using place                = typename walk_of_tiles::place;
+    using tile_ref             = typename walk_of_tiles::tile_ref;
     static constexpr int tile  = walk_of_tiles::tile;
     static constexpr int piece = walk_of_tiles::piece;
 
@@ -52,7 +52,7 @@ struct pack_tiles
     {
         walk(
             t, item,
-            [&](scratch const& mine, place const& at) {
+            [&](scratch const& mine, tile_ref const& at) {
                 if (!all_carried(at)) { write_tile(t, mine, at); }
             },
             [&](index_t h) { write_projections(t, h); });
@@ -77,7 +77,7 @@ private:
         }
     }
 
-    [[nodiscard]] MDKV_HD bool all_carried(place const& at) const
+    [[nodiscard]] MDKV_HD bool all_carried(tile_ref const& at) const
     {
         if (carried.empty() || at.r == walk.cache.layout.rungs) { return false; }
         index_t const begin = first(at.h, static_cast<index_t>(at.r)) + at.first;
@@ -89,7 +89,7 @@ private:
     }
 
     template <team Team>
-    MDKV_HD void write_tile(Team const& t, scratch const& mine, place const& at) const
+    MDKV_HD void write_tile(Team const& t, scratch const& mine, tile_ref const& at) const
     {
         auto const dim =
             static_cast<int>(at.rows.by_token ? walk.cache.layout.dims.values : walk.cache.layout.dims.keys);
@@ -116,7 +116,7 @@ private:
     }
 
     /// Token i of the run, where the caller keeps it.
-    [[nodiscard]] MDKV_HD T const* row_of(place const& at, index_t i) const
+    [[nodiscard]] MDKV_HD T const* row_of(tile_ref const& at, index_t i) const
     {
         cache_layout const& layout = walk.cache.layout;
         index_t const slots        = slots_of_head(walk.cache, at.h, at.r).tokens;
@@ -128,7 +128,7 @@ private:
     }
 
     template <team Team>
-    MDKV_HD static void copy_exact(Team const& t, scratch const& mine, place const& at)
+    MDKV_HD static void copy_exact(Team const& t, scratch const& mine, tile_ref const& at)
     {
         std::byte* const to = at.rows.begin + at.rows.coordinate(at.first, 0);
         for (int i = 0; at.rows.by_token && i < at.count; ++i)
@@ -142,7 +142,7 @@ private:
             [&](int i, int c) { store_at(to + c * step + i * at.rows.unit, load_at<T>(mine.rows[i] + c)); });
     }
 
-    /// to[c][i] = row[i][from + c] for c < n and all of the tile's places.
+    /// to[c][i] = row[i][from + c] for c < n and all of the tile's tokens.
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void load(Team const& t, scratch const& mine, int from, int n, float* to)
     {
@@ -153,7 +153,7 @@ private:
 
     /// x[j][i] = sum over d, ascending, of columns[d][i] * basis[c + j][d] for j < n.
     template <team Team>
-    MDKV_HD void project(Team const& t, scratch const& mine, place const& at, int c, int n, int dim) const
+    MDKV_HD void project(Team const& t, scratch const& mine, tile_ref const& at, int c, int n, int dim) const
     {
         constexpr int lanes = Team::lanes;
         constexpr int parts = tile / lanes; // parts of a column
@@ -182,7 +182,7 @@ private:
         int token;
 
         template <team Team>
-        MDKV_HD cell(Team const&, place const& at, int i, int rows)
+        MDKV_HD cell(Team const&, tile_ref const& at, int i, int rows)
             : row{Team::lanes == 1 && at.rows.by_token ? i % rows : i / tile}
             , token{Team::lanes == 1 && at.rows.by_token ? i / rows : i % tile}
         {}
@@ -203,7 +203,8 @@ private:
 
     /// n plain coordinates from c on.
     template <team Team>
-    MDKV_OUTLINE MDKV_HD static void write_elements(Team const& t, scratch const& mine, place const& at, int c, int n)
+    MDKV_OUTLINE MDKV_HD static void write_elements(
+        Team const& t, scratch const& mine, tile_ref const& at, int c, int n)
     {
         constexpr int lanes = Team::lanes;
         std::byte* const to = at.rows.begin + at.rows.coordinate(at.first, c);
@@ -220,7 +221,7 @@ private:
 
     /// The group of n coordinates from c on.
     template <team Team>
-    MDKV_OUTLINE MDKV_HD static void write_codes(Team const& t, scratch const& mine, place const& at, int c, int n)
+    MDKV_OUTLINE MDKV_HD static void write_codes(Team const& t, scratch const& mine, tile_ref const& at, int c, int n)
     {
         constexpr int lanes     = Team::register_lanes;
         using floats            = lane_floats<lanes>;
@@ -265,15 +266,15 @@ private:
             store_lanes(mine.x + i, code);
         }
         t.sync();
-        for_codes(t, group, [&](int place, int start, int step, auto count) {
+        for_codes(t, group, [&](int byte, int start, int step, auto count) {
             constexpr int bytes = decltype(count)::value;
             std::uint32_t word  = 0;
             for (int k = 0; k < bytes; ++k)
             {
                 word |= static_cast<std::uint32_t>(static_cast<int>(mine.x[start + k * step])) << 8 * k;
             }
-            if constexpr (bytes == 4) { store_at(to + group.codes + place, word); }
-            else { __builtin_memcpy(to + group.codes + place, &word, bytes); }
+            if constexpr (bytes == 4) { store_at(to + group.codes + byte, word); }
+            else { __builtin_memcpy(to + group.codes + byte, &word, bytes); }
         });
     }
 };

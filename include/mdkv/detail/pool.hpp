@@ -136,9 +136,9 @@ struct pool_fading
         {
             index_t const begin     = first + t.rank() * some;
             int const count         = n - begin < some ? (n < begin ? 0 : static_cast<int>(n - begin)) : some;
-            index_t const place     = leftwards ? n - 1 - begin : begin;
-            float const* const from = x + place;
-            float* const out        = to + place;
+            index_t const offset    = leftwards ? n - 1 - begin : begin;
+            float const* const from = x + offset;
+            float* const out        = to + offset;
             float near[std::size_t{block + some}]; // begins with a block that is read, but not used
             float far[std::size_t{block + some}];
             int const end = Team::lanes == 1 ? some : count; // registers of a GPU are indexed by constants

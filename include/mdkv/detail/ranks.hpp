@@ -230,7 +230,7 @@ agreement(B const&) -> agreement<B::memory_space>;
 /// The numbers of a call's heads among the heads of all ranks.
 struct head_numbers
 {
-    rank_heads place;     ///< on one rank: all heads are here
+    rank_heads shard;     ///< on one rank: all heads are here
     index_t own;          ///< this rank's heads
     index_t own_in_layer; ///< this rank's heads of a layer, which have neighbouring numbers
     index_t all;          ///< heads on all ranks
@@ -238,29 +238,29 @@ struct head_numbers
 
     [[nodiscard]] constexpr index_t number(index_t h) const noexcept
     {
-        return first + h / own_in_layer * place.heads + h % own_in_layer;
+        return first + h / own_in_layer * shard.heads + h % own_in_layer;
     }
 };
 
 /// \param own     this rank's heads
 /// \param layers  their layers; 0: all are heads of one layer, which counts alone
-/// \throws invalid_argument   the rank's place does not hold so many heads
+/// \throws invalid_argument   the rank's shard does not hold so many heads
 template <backend B>
 [[nodiscard]] head_numbers number_heads(B const& on, char const* stage, index_t own, index_t layers)
 {
     auto const* const all  = ranks_of(on);
     index_t const parts    = layers > 0 ? layers : 1;
     index_t const each     = own / parts;
-    rank_heads const place = all == nullptr ? rank_heads{.heads = each, .layers = parts} : all->own();
+    rank_heads const shard = all == nullptr ? rank_heads{.heads = each, .layers = parts} : all->own();
     expects(own == parts * each, stage, ": ", own, " heads are not those of ", layers, " layers");
     auto const within = [stage](char const* name, index_t first, index_t n, index_t all_of_them) {
         expects(first >= 0 && n <= all_of_them && first <= all_of_them - n, stage, ": this rank's ", n, " ", name,
             " from ", first, " on are not among the ", all_of_them, " of all ranks");
     };
-    within("heads", place.first_head, each, place.heads);
-    within("layers", place.first_layer, parts, place.layers);
-    return {place, own, each, checked_multiply(place.heads, layers > 0 ? place.layers : 1),
-        (layers > 0 ? place.first_layer * place.heads : 0) + place.first_head};
+    within("heads", shard.first_head, each, shard.heads);
+    within("layers", shard.first_layer, parts, shard.layers);
+    return {shard, own, each, checked_multiply(shard.heads, layers > 0 ? shard.layers : 1),
+        (layers > 0 ? shard.first_layer * shard.heads : 0) + shard.first_head};
 }
 
 /// Each of n numbers, in the backend's memory, becomes its sum over all ranks. Replicas add nothing.
@@ -281,10 +281,10 @@ void least_over_ranks(B const& on, std::uint64_t* numbers, index_t n)
     if (all != nullptr && !dry_run(on)) { all->least(numbers, n); }
 }
 
-/// Copies sums of this rank's rows to their places among all ranks', for `sum_over_ranks`.
+/// Copies sums of this rank's rows to their rows among all ranks', for `sum_over_ranks`.
 /// \param to  [numbers.all, pieces]
 template <backend B>
-[[gnu::cold, gnu::noinline]] void place_sums(
+[[gnu::cold, gnu::noinline]] void scatter_sums(
     B const& on, head_numbers const& numbers, sum_pieces<B> const& own, double* to)
 {
     index_t const pieces = own.pieces();
@@ -292,7 +292,7 @@ template <backend B>
     index_t const heads  = own.rows.extent(1);
     run(on, fill<double>{to, 0, numbers.all * pieces});
     run(on, copy_rows<B, double>{{own.sums, {layers, heads, pieces}, {heads * pieces, pieces, 1}},
-                {to + numbers.first * pieces, {layers, heads, pieces}, {numbers.place.heads * pieces, pieces, 1}}});
+                {to + numbers.first * pieces, {layers, heads, pieces}, {numbers.shard.heads * pieces, pieces, 1}}});
 }
 
 /// Checks that every head is on one rank, replicas aside, and that ranks have different numbers; on a GPU waits for the device.
@@ -311,7 +311,7 @@ template <backend B>
     };
     std::int64_t own[2]{0, hash(ranks->rank())};
     std::int64_t all[2]{};
-    for (index_t h = 0; h < heads.own && !heads.place.replica; ++h) { own[0] += hash(heads.number(h)); }
+    for (index_t h = 0; h < heads.own && !heads.shard.replica; ++h) { own[0] += hash(heads.number(h)); }
     for (index_t h = 0; h < heads.all; ++h) { all[0] += hash(h); }
     for (index_t r = 0; r < ranks->size(); ++r) { all[1] += hash(r); }
     run(on, fill<std::int64_t>{words, own[0], 1});

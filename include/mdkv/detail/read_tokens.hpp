@@ -91,7 +91,7 @@ struct read_tokens
 
     using walk_of_tiles        = tile_walk<T, S, false>;
     using scratch              = typename walk_of_tiles::scratch;
-    using place                = typename walk_of_tiles::place;
+    using tile_ref             = typename walk_of_tiles::tile_ref;
     static constexpr int tile  = walk_of_tiles::tile;
     static constexpr int piece = walk_of_tiles::piece;
 
@@ -109,7 +109,7 @@ struct read_tokens
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         walk(
-            t, item, [&](scratch const& mine, place const& at) { read_tile(t, mine, at); },
+            t, item, [&](scratch const& mine, tile_ref const& at) { read_tile(t, mine, at); },
             [&](index_t h) { pad(t, h); });
     }
 
@@ -127,18 +127,18 @@ private:
     }
 
     /// Where token i of the tile goes.
-    [[nodiscard]] MDKV_HD T* row_of(place const& at, int i) const
+    [[nodiscard]] MDKV_HD T* row_of(tile_ref const& at, int i) const
     {
         index_t const beyond = at.first + i - slots_of_head(walk.cache, at.h, at.r).tokens; // number of a stand-in
         index_t const slot   = beyond < 0 ? at.slot + i : slots.tokens(at.h) + beyond;
         if (beyond >= 0) { return (at.rows.by_token ? values : keys).row(at.h, slot); }
-        index_t const window = slot - slots.tokens(at.h); // place in the window
+        index_t const window = slot - slots.tokens(at.h); // index in the window
         if (window < 0) { return (at.rows.by_token ? values : keys).row(at.h, slot); }
         return (at.rows.by_token ? window_values : window_keys).row(at.h, window);
     }
 
     template <team Team>
-    MDKV_HD void read_tile(Team const& t, scratch const& mine, place const& at) const
+    MDKV_HD void read_tile(Team const& t, scratch const& mine, tile_ref const& at) const
     {
         t.sync(); // the tile before may still be written
         for (int i = member(t); i < at.count; i += members(t)) { mine.rows[i] = row_of(at, i); }
@@ -173,7 +173,7 @@ private:
 
     /// x[j][i] = coordinate c + j of token i.
     template <team Team>
-    MDKV_OUTLINE MDKV_HD static void read_elements(Team const& t, place const& at, int c, int n, float* x)
+    MDKV_OUTLINE MDKV_HD static void read_elements(Team const& t, tile_ref const& at, int c, int n, float* x)
     {
         index_t const step = at.rows.step(at.first);
         for_tokens(t, at.count, n, [&](int i, int j) {
@@ -183,7 +183,7 @@ private:
 
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void read_codes(
-        Team const& t, scratch const& mine, place const& at, int c, int n, float* x)
+        Team const& t, scratch const& mine, tile_ref const& at, int c, int n, float* x)
     {
         constexpr int lanes         = Team::register_lanes;
         using floats                = lane_floats<lanes>;
@@ -195,7 +195,7 @@ private:
             mine.minimum[i]  = there ? widen(load_at<half>(from + group.minimum(i))) : 0.0F;
             mine.scale[i]    = there ? widen(load_at<half>(from + group.scale(i))) : 0.0F;
         }
-        if (group.width < tile) // places without a token have codes, too
+        if (group.width < tile) // a short tile has codes of 16 tokens, too
         {
             for (int i = member(t); i < group.bytes * tile; i += members(t)) { x[i] = 0.0F; }
             t.sync();
@@ -238,7 +238,7 @@ private:
 
     /// x[j][i] = sum over c, ascending, of columns[c][i] * basis[c][d + j] for j < n.
     template <team Team>
-    MDKV_OUTLINE MDKV_HD void give_back(Team const& t, scratch const& mine, place const& at, int d, int n) const
+    MDKV_OUTLINE MDKV_HD void give_back(Team const& t, scratch const& mine, tile_ref const& at, int d, int n) const
     {
         constexpr int lanes = Team::register_lanes;
         using floats        = lane_floats<lanes>;

@@ -200,7 +200,7 @@ template <element T, space S>
 struct stored_token
 {
     stored_run run;
-    index_t place    = 0; ///< number in the run
+    index_t index    = 0; ///< in the run
     std::size_t rung = 0; ///< number of the run: exact tokens are at layout.rungs and above
 };
 

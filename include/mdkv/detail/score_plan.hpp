@@ -78,7 +78,7 @@ struct score_plan
     row_norm norm  = row_norm::sum;
     float even     = 0; ///< total of the rows with uniform attention (uniform_queries), as `norm` adds rows up
 
-    index_t first_query = 0;       ///< place of query 0
+    index_t first_query = 0;       ///< position of query 0
     index_t more        = 0;       ///< floats of a head's operands that are a backend's own
     float* memory       = nullptr; ///< operands of all heads, one after another
     float* parts =

@@ -70,7 +70,7 @@ struct count_slots
     }
 };
 
-/// Makes of n counts the places where their parts begin, and of the last one the end. One item.
+/// Makes of n counts the indices at which they begin, and of the last one the end. One item.
 struct begin_heads
 {
     static constexpr char const* name = "reader_begin_heads";
@@ -122,7 +122,7 @@ struct layer_unit
     [[nodiscard]] MDKV_HD double value() const { return *total == 0 ? 0.0 : late * count / *total; }
 };
 
-/// Writes the losses of a layer's tokens before its new window to their places among all heads'. A rung above a token's own
+/// Writes the losses of a layer's tokens before its new window to their indices among all heads'. A rung above a token's own
 /// saves nothing. An item is a head.
 template <element T, backend B>
 struct spread_losses

@@ -13,7 +13,7 @@ namespace MDKV_NAMESPACE::detail
 {
 
 /// An item is a head. Counting sort: each worker counts a contiguous piece of tokens; prefix sums of the counts give
-/// the places of its tokens. A token whose rung is R or more is neither counted nor listed.
+/// the indices of its tokens. A token whose rung is R or more is neither counted nor listed.
 template <backend B>
 struct sort_slots
 {

@@ -64,25 +64,25 @@ struct choose_seeds
     in_view<T, 3, B> keys;
     in_view<std::uint8_t, 2, B> rungs;
     seed_shares shares;
-    out_view<index_t, 2, B> places; // [H, M]  -1 beyond the last group
-    out_view<float, 3, B> seeds;    // [H, M, D + 1]  keys, half their squares behind them; zeros beyond the last group
+    out_view<index_t, 2, B> seed_slots; // [H, M]  -1 beyond the last group
+    out_view<float, 3, B> seeds; // [H, M, D + 1]  keys, half their squares behind them; zeros beyond the last group
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
         index_t const tokens = rungs.extent(1);
-        index_t const most   = places.extent(1);
+        index_t const most   = seed_slots.extent(1);
         index_t const dim    = keys.extent(2);
         index_t const behind = shares.behind == nullptr ? 0 : shares.behind[h];
         index_t const split  = shares.behind == nullptr ? tokens : shares.first;
         index_t const groups = choose(t, h, 0, split, 0, most - behind);
-        for (index_t j = groups + t.rank(); j < most; j += t.size()) { places(h, j) = -1; }
+        for (index_t j = groups + t.rank(); j < most; j += t.size()) { seed_slots(h, j) = -1; }
         t.sync();
         choose(t, h, split, tokens, groups, behind);
         t.sync();
         for (index_t g = t.rank(); g < most; g += t.size())
         {
-            index_t const at = places(h, g);
+            index_t const at = seed_slots(h, g);
             float square     = 0;
             for (index_t d = 0; d < dim; ++d)
             {
@@ -113,7 +113,10 @@ private:
         {
             if (rungs(h, i) != 0) { continue; }
             while (j < groups && (2 * j + 1) * all.total / (2 * groups) < number) { ++j; }
-            for (; j < groups && (2 * j + 1) * all.total / (2 * groups) == number; ++j) { places(h, first + j) = i; }
+            for (; j < groups && (2 * j + 1) * all.total / (2 * groups) == number; ++j)
+            {
+                seed_slots(h, first + j) = i;
+            }
             ++number;
         }
         return groups;
@@ -134,7 +137,7 @@ struct attend_dropped
 
     in_view<T, 3, B> keys;
     in_view<std::uint8_t, 2, B> rungs;
-    in_view<index_t, 2, B> places;       // from choose_seeds
+    in_view<index_t, 2, B> seed_slots;   // from choose_seeds
     in_view<float, 3, B> seeds;          // from choose_seeds
     in_view<float, 3, B> queries;        // from scale_queries
     index_t first_query, each;           // row r sees tokens up to first_query + r % each
@@ -279,10 +282,10 @@ private:
     /// are equal.
     MDKV_HD void join_nearest(scratch const& mine, index_t h, index_t token, int i, index_t from, int count) const
     {
-        for (int j = 0; j < count && places(h, from + j) >= 0; ++j)
+        for (int j = 0; j < count && seed_slots(h, from + j) >= 0; ++j)
         {
             float const distance = seeds(h, from + j, keys.extent(2)) - mine.attention[j * tile + i];
-            bool const own       = places(h, from + j) == token;
+            bool const own       = seed_slots(h, from + j) == token;
             if (!own && mine.group[i] != no_group && !(distance < mine.least[i])) { continue; }
             mine.least[i] = own ? -INFINITY : distance;
             mine.group[i] = static_cast<std::int32_t>(from + j);
@@ -299,7 +302,7 @@ struct place_stand_in
     static constexpr int threads       = 128;
     static constexpr double most_taken = 3; ///< log2 of the most attention that a row pays a stand-in, over its group's
 
-    in_view<index_t, 2, B> places; // from choose_seeds
+    in_view<index_t, 2, B> seed_slots; // from choose_seeds
     in_view<float, 4, B> shares;
     in_view<float, 3, B> queries;        // from scale_queries
     out_view<float, 4, B> rows;          // [H, M, 3, G*Q]  shares, products with the step, longest steps
@@ -326,7 +329,7 @@ struct place_stand_in
         float* const share   = rows.row(h, j, 0);
         float* const lacks   = rows.row(h, j, 1); // the differences that logits lack, then products
         float* const longest = rows.row(h, j, 2);
-        if (places(h, j) < 0) { return; }
+        if (seed_slots(h, j) < 0) { return; }
         carver cut = t.scratch();
         scratch const mine{cut, dim};
         for (index_t r = t.rank(); r < count; r += t.size())

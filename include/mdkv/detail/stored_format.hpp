@@ -172,7 +172,7 @@ inline constexpr char const* text_names[]{"model", "revision", "tokenizer", "rop
     return good;
 }
 
-/// The layout of a record. Messages begin with `call` and `where`, e.g. "read: byte " and the record's place.
+/// The layout of a record. Messages begin with `call` and `where`, e.g. "read: byte " and the record's offset.
 /// \throws invalid_argument   no ratio set makes such a layout
 [[nodiscard]] inline cache_layout layout_of(layer_record const& from, char const* call, index_t where)
 {

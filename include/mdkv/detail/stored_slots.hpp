@@ -253,14 +253,14 @@ struct carry_over
         {
             auto const i        = static_cast<index_t>(r);
             index_t const count = r < layout.rungs ? first(h, i + 1) - first(h, i) : 0;
-            source              = target.place < count ? positions(h, first(h, i) + target.place)
-                                                       : slots.tokens(h) + target.place - count;
+            source              = target.index < count ? positions(h, first(h, i) + target.index)
+                                                       : slots.tokens(h) + target.index - count;
         }
         if (t.rank() == 0 && slot < sources.extent(1)) { sources(h, slot) = static_cast<std::int32_t>(source); }
         if (target.rung >= layout.rungs || carried(h, source) == 0) { return; }
         stored_token const token = token_at(slots.cache, h, source);
-        copy_token<T>(t, token.run.keys, token.place, target.run.keys, target.place);
-        copy_token<T>(t, token.run.values, token.place, target.run.values, target.place);
+        copy_token<T>(t, token.run.keys, token.index, target.run.keys, target.index);
+        copy_token<T>(t, token.run.values, token.index, target.run.values, target.index);
     }
 
 private:

@@ -51,7 +51,7 @@ struct tile_walk
     };
 
     /// The keys or the values of one tile.
-    struct place
+    struct tile_ref
     {
         index_t h;
         std::size_t r; ///< number of the run
@@ -76,7 +76,7 @@ struct tile_walk
     }
     [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), channels()); }
 
-    /// Calls body(scratch, place) for each tile of the item's strip, or beside(head).
+    /// Calls body(scratch, tile_ref) for each tile of the item's strip, or beside(head).
     template <team Team, class Body, class Beside>
     MDKV_HD void operator()(Team const& t, index_t item, Body const& body, Beside const& beside) const
     {
@@ -101,7 +101,7 @@ struct tile_walk
 
 private:
     template <team Team, class Body>
-    MDKV_HD void go_over(Team const& t, place at, index_t end, Body const& body) const
+    MDKV_HD void go_over(Team const& t, tile_ref at, index_t end, Body const& body) const
     {
         carver cut = t.scratch();
         scratch const mine{cut, projected(), channels()};
@@ -123,8 +123,8 @@ private:
     }
 };
 
-/// Goes over a group's codes in one tile, four neighbours at a time if they lie together: body(place, first, step, count)
-/// for `count` bytes, an integral constant, that begin `place` behind the first code. The bytes are numbers first, first +
+/// Goes over a group's codes in one tile, four neighbours at a time if they lie together: body(byte, first, step, count)
+/// for `count` bytes, an integral constant, that begin `byte` behind the first code. The bytes are numbers first, first +
 /// step, ... in [bytes, tile_tokens].
 template <team Team, class Body>
 MDKV_HD void for_codes(Team const& t, coded_group const& group, Body const& body)

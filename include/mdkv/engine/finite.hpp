@@ -116,18 +116,18 @@ void expects_finite(B const& on, char const* name, in_view<T, 3, B> rows, index_
     detail::check{on, "expects_finite"}.rows(name, rows, rows.extents(), "H,N,D");
     index_t const count = rows.extent(1);
     index_t const all   = checked_multiply(rows.extent(0), count);
-    index_t place       = all;
+    index_t found       = all;
     workspace::frame frame{*on.scratch, "expects_finite"};
-    index_t* const first = B::memory_space == space::host ? &place : frame.take<index_t>(1);
+    index_t* const first = B::memory_space == space::host ? &found : frame.take<index_t>(1);
     if (!frame.ready() || rows.extent(2) == 0) { return; }
     detail::find_not_finite<B, T> const job{rows, first};
-    if (first != &place) { run(on, detail::fill<index_t>{first, all, 1}, 1); }
+    if (first != &found) { run(on, detail::fill<index_t>{first, all, 1}, 1); }
     run(on, job, rows.extent(0) * job.blocks());
-    if (first != &place) { fetch(on, first, &place, 1); }
-    if (place == all) { return; }
+    if (first != &found) { fetch(on, first, &found, 1); }
+    if (found == all) { return; }
     expects<non_finite_input>(
-        layer < 0, name, ": NaN or infinity in layer ", layer, ", head ", place / count, ", row ", place % count);
-    expects<non_finite_input>(false, name, ": NaN or infinity in head ", place / count, ", row ", place % count);
+        layer < 0, name, ": NaN or infinity in layer ", layer, ", head ", found / count, ", row ", found % count);
+    expects<non_finite_input>(false, name, ": NaN or infinity in head ", found / count, ", row ", found % count);
 }
 
 } // namespace MDKV_NAMESPACE

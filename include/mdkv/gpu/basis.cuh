@@ -69,7 +69,7 @@ struct gram_products
     {
         index_t const item = device::block() / cut.tiles; // head and part
         index_t const part = item % cut.parts;
-        index_t i          = 0; // the tile's place, in tiles
+        index_t i          = 0; // the tile's row, in tiles
         index_t j          = device::block() % cut.tiles;
         for (; j >= cut.across - i; ++i) { j -= cut.across - i; }
         j += i;

@@ -1,4 +1,4 @@
-/// \file device.cuh: the functions of the GPU that kernels use: a thread's place, its block's barrier and memory, its warp, atomics, tensor cores.
+/// \file device.cuh: the functions of the GPU that kernels use: a thread's number, its block's barrier and memory, its warp, atomics, tensor cores.
 #pragma once
 
 #include <mdkv/core/types.hpp>

@@ -75,7 +75,7 @@ private:
         return header;
     }
 
-    /// \param where   place of the offset in the file, for the message
+    /// \param where   position of the offset in the file, for the message
     static void expects_inside(
         char const* name, index_t where, index_t offset, index_t bytes, section_record const& whole, index_t alignment)
     {

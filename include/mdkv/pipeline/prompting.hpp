@@ -509,7 +509,7 @@ struct prompt_work
     }
 
     /// \param one  a layer with the heads of all ranks
-    allocation choose_rungs(B const& on, prompt_choice& next, layer_shape const& one, rank_heads const& place,
+    allocation choose_rungs(B const& on, prompt_choice& next, layer_shape const& one, rank_heads const& shard,
         bool balances, agreement<B::memory_space>& agreed) const
     {
         auto const [L, H]   = std::pair{shape.layers, shape.heads};
@@ -521,13 +521,13 @@ struct prompt_work
             prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
             agreed.settle("prompt::allocate", array<shared_number, 1>{{{"limit in bytes", next.budget}}}, &shared);
         }
-        if (next.whole) { return keep_everything(on, place.layers * place.heads, N, place.layers * spend); }
+        if (next.whole) { return keep_everything(on, shard.layers * shard.heads, N, shard.layers * spend); }
         if (settings.shared && balances)
         {
             auto const weighed = slice<0>(leverages, 0, settings.leverage_power() > 0 ? N : 0);
             mdkv::balance(on, slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
         }
-        index_t const parts = settings.shared ? 1 : place.layers; // parts that have a limit of their own
+        index_t const parts = settings.shared ? 1 : shard.layers; // parts that have a limit of their own
         std::vector<allocation> found(static_cast<std::size_t>(parts));
         auto const all = [&] {
             allocation total;
@@ -535,10 +535,10 @@ struct prompt_work
             return total;
         };
         auto const choose = [&](index_t i, index_t bytes) {
-            bool const here     = settings.shared || (i >= place.first_layer && i < place.first_layer + L);
-            index_t const each  = place.layers / parts; // layers of a part, on all ranks
+            bool const here     = settings.shared || (i >= shard.first_layer && i < shard.first_layer + L);
+            index_t const each  = shard.layers / parts; // layers of a part, on all ranks
             index_t const heads = settings.shared ? L * H : here ? H : 0;
-            index_t const first = settings.shared || !here ? 0 : (i - place.first_layer) * H;
+            index_t const first = settings.shared || !here ? 0 : (i - shard.first_layer) * H;
             in_view<float, 3, B> const of_part{
                 after(losses.data_handle(), first * R * M), {heads, R, N}, {R * M, M, 1}};
             index_t const apart = rungs.extent(2);
@@ -570,8 +570,8 @@ struct prompt_work
         allocation total = all();
         if (next.coded_window) // its tokens have rungs like others
         {
-            index_t const bytes = place.layers * window_bytes(next, one);
-            total.tokens[settings.ratios.costliest_rotated()] += place.layers * one.heads * one.window;
+            index_t const bytes = shard.layers * window_bytes(next, one);
+            total.tokens[settings.ratios.costliest_rotated()] += shard.layers * one.heads * one.window;
             total.token_bytes += bytes;
             total.limit += bytes;
         }

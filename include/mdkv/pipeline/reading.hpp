@@ -97,10 +97,10 @@ struct reader_work
         return {H, shape.group, tokens - window, window, shape.dims, index_t{sizeof(T)}};
     }
     /// The same with the heads of all ranks.
-    [[nodiscard]] layer_shape layer_of_all(index_t tokens, rank_heads const& place) const
+    [[nodiscard]] layer_shape layer_of_all(index_t tokens, rank_heads const& shard) const
     {
         layer_shape all = layer(tokens);
-        all.heads       = place.heads;
+        all.heads       = shard.heads;
         return all;
     }
     [[nodiscard]] cache_layout layout(index_t window) const
@@ -130,11 +130,11 @@ struct reader_work
         expects(ranks_of(on) == nullptr || settings.shared, "reader: preset \"", settings.name,
             "\" gives each layer its own limit, which is not served over ranks");
         layer(shape.tokens).expects_valid("reader");
-        auto const place        = number_heads(on, "reader", L * H, L).place;
-        layer_shape const whole = layer_of_all(shape.tokens, place);
+        auto const shard        = number_heads(on, "reader", L * H, L).shard;
+        layer_shape const whole = layer_of_all(shape.tokens, shard);
         rotated_coordinates("reader", shape.encoding, shape.dims.keys);
         limit_bytes         = options.limit.in_bytes(whole);
-        index_t const least = whole.window_bytes() + place.heads * costs.channels;
+        index_t const least = whole.window_bytes() + shard.heads * costs.channels;
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
             whole.window, " tokens and the channels; at least ", least, " bytes are needed");
         // A reader makes stand-ins anew, out of uncompressed ones. Where the preset has them in codes, they get half the part.
@@ -173,8 +173,8 @@ struct reader_work
             expects_finite(on, "keys", rows.keys, shape.first_layer + l);
             expects_finite(on, "values", rows.values, shape.first_layer + l);
         }
-        index_t const place = read + before;
-        keep_sinks(on, rows, place, item_of(sinks, l));
+        index_t const position = read + before;
+        keep_sinks(on, rows, position, item_of(sinks, l));
         auto const found = slice<2>(item_of(losses, l), before, n);
         {
             workspace::frame frame{*on.scratch, "reader::attend"};
@@ -182,8 +182,8 @@ struct reader_work
                 !settings.last_queries_score() && !settings.pooling.copies(); // like prompt::finish_layer
             auto const raw = scratch_view<float>(on, frame, pools ? H : 0, R, n);
             static_cast<void>(frame.ready());
-            replay_chunks(
-                on, settings, shape.encoding, rows, place, n, as_input(item_of(sinks, l)), raw.empty() ? found : raw);
+            replay_chunks(on, settings, shape.encoding, rows, position, n, as_input(item_of(sinks, l)),
+                raw.empty() ? found : raw);
             if (!raw.empty()) { mdkv::pool(on, as_input(raw), settings.pooling, found); }
         }
         index_t const count = (std::min)(n, recent.extent(2));
@@ -262,7 +262,7 @@ struct reader_work
         B const& on, head_numbers const& numbers, sum_pieces<B> const& own, double* memory)
     {
         if (ranks_of(on) == nullptr) { return own.sums; }
-        if (!dry_run(on)) { place_sums(on, numbers, own, memory); }
+        if (!dry_run(on)) { scatter_sums(on, numbers, own, memory); }
         sum_over_ranks(on, reinterpret_cast<std::int64_t*>(memory), numbers.all * own.pieces());
         return memory;
     }
@@ -277,9 +277,9 @@ struct reader_work
         index_t const all        = read + n;
         index_t const W          = layer(all).window;
         auto const numbers       = number_heads(on, stage, L * H, L);
-        rank_heads const& place  = numbers.place;
-        layer_shape const of_all = layer_of_all(all, place);
-        reader_report report{.tokens = all, .limit_bytes = checked_multiply(limit_bytes, place.layers), .chosen = {}};
+        rank_heads const& shard  = numbers.shard;
+        layer_shape const of_all = layer_of_all(all, shard);
+        reader_report report{.tokens = all, .limit_bytes = checked_multiply(limit_bytes, shard.layers), .chosen = {}};
         expects(pending == 0 || !over, stage,
             ": memory ran out on this rank in the call before; over ranks a prompt must be "
             "read again then");
@@ -330,29 +330,29 @@ struct reader_work
             static_cast<void>(choosing.ready());
             run(on, of_chunk);
             run(on,
-                add_totals<B>{{{nullptr, {place.layers, place.heads, counted}, {0, 0, 1}},
+                add_totals<B>{{{nullptr, {shard.layers, shard.heads, counted}, {0, 0, 1}},
                                   all_sums(on, numbers, of_chunk, of_ranks)},
-                    totals.data_handle(), sums.data_handle(), place.first_layer},
+                    totals.data_handle(), sums.data_handle(), shard.first_layer},
                 L);
             if (weighs() && counts) { weigh_leverages(on, n, numbers); }
             for (index_t l = 0; l < L && chooses; ++l)
             {
                 run(on,
                     spread_losses<T, B>{slots_of(l, W, most), kept_of(l), chunk_of(l, n),
-                        unit_of(place, place.first_layer + l, after(sums.data_handle(), l), all, 1.0),
+                        unit_of(shard, shard.first_layer + l, after(sums.data_handle(), l), all, 1.0),
                         as_input(slice<0>(first, l * H, H)), loss},
                     H);
             }
-            for (index_t i = 0; i < place.layers && chooses && settings.last_queries_score(); ++i)
+            for (index_t i = 0; i < shard.layers && chooses && settings.last_queries_score(); ++i)
             {
-                join_layer(on, place, i, W, all, begin, as_input(first), loss);
+                join_layer(on, shard, i, W, all, begin, as_input(first), loss);
             }
             index_t const fixed = of_all.window_bytes() + of_all.bytes_of(stand_ins);
             if (chooses)
             {
                 // Over ranks the longest head's length is another one's matter; the text's tokens bound it.
                 lowered       = lowered || !dry_run(on);
-                report.chosen = choose(on, stage, report.limit_bytes - place.layers * fixed, as_input(loss),
+                report.chosen = choose(on, stage, report.limit_bytes - shard.layers * fixed, as_input(loss),
                     as_input(first), over ? of_all.tokens : most, rung);
             }
             // Nothing has thrown: the means count the chunk.
@@ -417,8 +417,8 @@ struct reader_work
         return sum <= bytes_of_all && settings.ratios.full_rung() < settings.ratios.size();
     }
 
-    /// The places where heads' tokens begin among those of all heads, [L*H + 1], windows left out. Directories are read in a
-    /// dry run, too.
+    /// The indices at which heads' tokens begin among those of all heads, [L*H + 1], windows left out. Directories are read in
+    /// a dry run, too.
     [[nodiscard]] std::vector<index_t> begins(B const& on, index_t W) const
     {
         std::vector<index_t> begin{0};
@@ -449,11 +449,11 @@ struct reader_work
 
     /// \param l  number of the layer among all ranks'
     [[nodiscard]] layer_unit unit_of(
-        rank_heads const& place, index_t l, double const* total, index_t tokens, double weight) const
+        rank_heads const& shard, index_t l, double const* total, index_t tokens, double weight) const
     {
         double const depth = settings.shared ? double{settings.shared->depth} : 0.0;
-        return {total, static_cast<double>(place.heads * tokens),
-            weight * std::exp(depth * static_cast<double>(l) / static_cast<double>(place.layers))};
+        return {total, static_cast<double>(shard.heads * tokens),
+            weight * std::exp(depth * static_cast<double>(l) / static_cast<double>(shard.layers))};
     }
 
     /// One call of recompress's job, for a layer whose rungs are chosen here.
@@ -471,10 +471,10 @@ struct reader_work
 
     /// Adds the losses of a layer's tokens by the last queries, in units of their mean over the heads of all ranks.
     /// \param number  of the layer among all ranks'; a rank without it takes part in the exchange
-    void join_layer(B const& on, rank_heads const& place, index_t number, index_t W, index_t tokens,
+    void join_layer(B const& on, rank_heads const& shard, index_t number, index_t W, index_t tokens,
         std::vector<index_t> const& begin, in_view<index_t, 1, B> first, out_view<float, 2, B> loss) const
     {
-        index_t const l     = number - place.first_layer;
+        index_t const l     = number - shard.first_layer;
         bool const here     = l >= 0 && l < L;
         index_t const heads = here ? H : 0;
         index_t const most  = here ? longest(begin, l) : 0;
@@ -486,7 +486,7 @@ struct reader_work
         workspace::frame frame{*on.scratch, "reader"};
         auto const scored   = scratch_view<float>(on, frame, heads, R, most);
         auto const of_heads = scratch_view<double>(on, frame, heads);
-        auto const of_ranks = scratch_view<double>(on, frame, over ? place.heads : 0);
+        auto const of_ranks = scratch_view<double>(on, frame, over ? shard.heads : 0);
         auto* const total   = frame.template take<double>(1);
         sum_pieces<B> pieces{{scored.data_handle(), {heads, 1, most}, {scored.stride(0), 0, 1}}, nullptr};
         pieces.sums = frame.template take<double>(pieces.items());
@@ -503,13 +503,13 @@ struct reader_work
             run(on, pieces);
             run(on, add_totals<B>{pieces, nullptr, of_heads.data_handle()}, heads);
         }
-        head_numbers const place_of_heads{place, heads, heads, place.heads, here ? place.first_head : 0};
+        head_numbers const shard_of_heads{shard, heads, heads, shard.heads, here ? shard.first_head : 0};
         sum_pieces<B> const own_heads{{nullptr, {1, heads, 1}, {0, 0, 1}}, of_heads.data_handle()};
-        double* const all = all_sums(on, place_of_heads, own_heads, of_ranks.data_handle());
+        double* const all = all_sums(on, shard_of_heads, own_heads, of_ranks.data_handle());
         if (!scores) { return; }
-        run(on, add_totals<B>{{{nullptr, {1, place.heads, 1}, {0, 0, 1}}, all}, nullptr, total}, 1);
+        run(on, add_totals<B>{{{nullptr, {1, shard.heads, 1}, {0, 0, 1}}, all}, nullptr, total}, 1);
         run(on,
-            join_spread<B>{as_input(scored), unit_of(place, number, total, tokens, double{settings.replayed->join}),
+            join_spread<B>{as_input(scored), unit_of(shard, number, total, tokens, double{settings.replayed->join}),
                 slice<0>(first, l * H, H + 1), loss},
             H);
     }

@@ -168,7 +168,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     arguments.in("options.leverages", options.leverages, {{shape[3]}}, "N").out("losses", losses, shape, "L,H,R,N");
     if (losses.empty() && ranks == nullptr) { return; }
     auto const numbers  = detail::number_heads(on, "balance", shape[0] * shape[1], shape[0] > 0 ? shape[0] : 1);
-    index_t const heads = numbers.place.heads; // heads of a layer on all ranks
+    index_t const heads = numbers.shard.heads; // heads of a layer on all ranks
     float_environment const standard;
     double const largest =
         0x1p127 / (static_cast<double>(heads * shape[3]) * std::exp(std::fmax(double{options.depth}, 0.0)));
@@ -177,7 +177,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     detail::sum_pieces<B> of_layers{
         {losses.data_handle(), {shape[0], shape[1], shape[3]}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
     detail::sum_pieces<B> of_all{
-        {losses.data_handle(), {numbers.place.layers, heads, shape[3]}, {0, 0, 1}}, nullptr}; // sums alone
+        {losses.data_handle(), {numbers.shard.layers, heads, shape[3]}, {0, 0, 1}}, nullptr}; // sums alone
     workspace::frame frame{*on.scratch, "balance"};
     of_layers.sums      = frame.template take<double>(of_layers.items());
     of_all.sums         = ranks == nullptr ? of_layers.sums : frame.template take<double>(of_all.items() + 2);
@@ -195,7 +195,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     {
         auto* const words = reinterpret_cast<std::int64_t*>(of_all.sums);
         detail::expects_every_head(on, "balance", numbers, words);
-        detail::place_sums(on, numbers, of_layers, of_all.sums);
+        detail::scatter_sums(on, numbers, of_layers, of_all.sums);
         detail::sum_over_ranks(on, words, of_all.items());
     }
     if (tokens > 0)
@@ -213,7 +213,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
                     double{options.leverage_power}, largest, factors});
     }
     else { factors = nullptr; }
-    run(on, detail::balance_rows<B>{losses, of_all, numbers.place.first_layer, factors, double{options.depth}},
+    run(on, detail::balance_rows<B>{losses, of_all, numbers.shard.first_layer, factors, double{options.depth}},
         shape[0] * shape[1] * shape[2]);
 }
 

@@ -93,8 +93,8 @@ void join_losses(B const& on, char const* stage, agreement<B::memory_space>& agr
     {
         auto* const words = reinterpret_cast<std::int64_t*>(sums);
         expects_every_head(on, stage, numbers, words);
-        place_sums(on, numbers, of_first, sums);
-        place_sums(on, numbers, of_second, sums + all);
+        scatter_sums(on, numbers, of_first, sums);
+        scatter_sums(on, numbers, of_second, sums + all);
         sum_over_ranks(on, words, 2 * all);
         of_first.rows = of_second.rows = {first.data_handle(), {1, numbers.all, shape[2]}, {0, 0, 1}}; // for totals
         of_first.sums                  = sums;

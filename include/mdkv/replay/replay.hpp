@@ -86,7 +86,7 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
         auto const none = in(stages, static_cast<float const*>(nullptr), 0, 0, 0);
         score(stages, as_input(ahead), keys, values, options.own ? as_input(others) : sinks, none, none, ratios,
             {.scale            = options.scale,
-                .first_query   = chunk + first, // rows see chunk and sinks, and own keys up to their place
+                .first_query   = chunk + first, // rows see chunk and sinks, and own keys up to their position
                 .lse_elsewhere = options.lse_elsewhere,
                 .norm          = options.norm},
             loss);

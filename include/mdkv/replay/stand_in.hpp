@@ -68,21 +68,21 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
     {
         using work = attend_dropped<B, T>;
         workspace::frame frame{*with.scratch, "stand_in"};
-        auto const scaled  = scratch_view<float>(with, frame, heads, rows, dim + 1);
-        auto const places  = scratch_view<index_t>(with, frame, heads, groups);
-        auto const seeds   = scratch_view<float>(with, frame, heads, groups, dim + 1);
-        auto const group   = scratch_view<std::int32_t>(with, frame, heads, past);
-        auto const weights = scratch_view<float>(with, frame, heads, past);
-        auto const shares  = scratch_view<float>(with, frame, heads, work::strips(past), groups, rows);
-        auto const lacking = scratch_view<float>(with, frame, heads, groups, 3, rows);
+        auto const scaled     = scratch_view<float>(with, frame, heads, rows, dim + 1);
+        auto const seed_slots = scratch_view<index_t>(with, frame, heads, groups);
+        auto const seeds      = scratch_view<float>(with, frame, heads, groups, dim + 1);
+        auto const group      = scratch_view<std::int32_t>(with, frame, heads, past);
+        auto const weights    = scratch_view<float>(with, frame, heads, past);
+        auto const shares     = scratch_view<float>(with, frame, heads, work::strips(past), groups, rows);
+        auto const lacking    = scratch_view<float>(with, frame, heads, groups, 3, rows);
         static_cast<void>(frame.ready());
         run(with, scale_queries<B, U>{queries, lse, scale, scaled}, heads);
-        run(with, choose_seeds<B, T>{keys, rungs, seeds_of, places, seeds}, heads);
-        run(with, work{keys, rungs, as_input(places), as_input(seeds), as_input(scaled),
+        run(with, choose_seeds<B, T>{keys, rungs, seeds_of, seed_slots, seeds}, heads);
+        run(with, work{keys, rungs, as_input(seed_slots), as_input(seeds), as_input(scaled),
                       options.first_query.value_or(tokens - per_head), per_head, group, weights, shares});
-        run(with, mean_of_group<B, T>{keys, values, as_input(places), as_input(group), as_input(weights), stand_in_keys,
-                      stand_in_values});
-        run(with, place_stand_in<B>{as_input(places), as_input(shares), as_input(scaled), lacking, stand_in_keys});
+        run(with, mean_of_group<B, T>{keys, values, as_input(seed_slots), as_input(group), as_input(weights),
+                      stand_in_keys, stand_in_values});
+        run(with, place_stand_in<B>{as_input(seed_slots), as_input(shares), as_input(scaled), lacking, stand_in_keys});
     };
     staged(on, "stand_in", body);
 }
@@ -103,7 +103,7 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
 /// \param[in]  rungs    [H, N]       from `allocate`: 0 for dropped tokens, if the ratio set can drop
 /// \param[in]  lse      [H*G, Q]     see score_options: over all keys that each query sees, keys kept elsewhere included
 /// \param[in]  tokens   number of the prompt's tokens, N + W: the N, and the W after them, which are never compressed
-/// \param[in]  options  scale, place of the queries
+/// \param[in]  options  scale, positions of the queries
 /// \param[out] stand_in_keys    [H, M, D]   zeros beyond a head's last stand-in
 /// \param[out] stand_in_values  [H, M, Dv]
 /// \pre    queries, keys, values and lse are finite; an attention above 1, of a log-sum-exp too low, counts as 1

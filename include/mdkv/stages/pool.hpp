@@ -13,7 +13,7 @@ namespace MDKV_NAMESPACE
 {
 
 /// Rule for a token's pooled loss. Adaptive: a higher peak reaches further; the width is the distance between the two
-/// places where half of a peak is left.
+/// distances where half of a peak is left.
 enum class pooling : std::uint8_t
 {
     max,     ///< the largest loss among the neighbours

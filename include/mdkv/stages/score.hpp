@@ -30,7 +30,7 @@ namespace MDKV_NAMESPACE
 /// \param[in]  key_basis    [H, D, D]    orthonormal rows, as fit_basis writes them; not read without projected rungs
 /// \param[in]  value_basis  [H, Dv, Dv]  orthonormal rows
 /// \param[in]  ratios       the rungs
-/// \param[in]  options      scale, place and weights of the queries, known log-sum-exps, the norm over rows
+/// \param[in]  options      scale, positions and weights of the queries, known log-sum-exps, the norm over rows
 /// \param[out] loss         [H, R, N]    >= 0, in units of |v|; exactly 0 at the full rung
 /// \pre    Q >= 1; D, Dv, Q and G*Q at most 2^24; keys, values, queries finite (see `expects_finite`)
 /// \cost   O(H*G*Q*N*(D + r)) multiply-adds twice (D once if lse is given), r the coordinates of the widest projected

@@ -106,8 +106,8 @@ struct rounded_query
         else if constexpr (Bits == 4) { return mdkv::detail::load_at<std::int8_t>(numbers + i); }
         else
         {
-            index_t const place = i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
-            return mdkv::detail::load_at<std::int16_t>(numbers + place * number_bytes<Bits>);
+            index_t const number = i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
+            return mdkv::detail::load_at<std::int16_t>(numbers + number * number_bytes<Bits>);
         }
     }
 };

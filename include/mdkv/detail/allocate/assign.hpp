@@ -183,9 +183,9 @@ private:
                 for (int l = 0; l < Team::register_lanes; ++l)
                 {
                     float const saved   = lane(best.saved[a][c], l);
-                    index_t const place = lane(best.first[a][c], l) + l;
+                    index_t const token = lane(best.first[a][c], l) + l;
                     if (!(saved > 0)) { continue; }
-                    std::uint64_t const own = ~upgrade_of(saved, here.head * w.tokens + here.first + place);
+                    std::uint64_t const own = ~upgrade_of(saved, here.head * w.tokens + here.first + token);
                     largest                 = own > largest ? own : largest;
                 }
                 largest = t.largest(largest);

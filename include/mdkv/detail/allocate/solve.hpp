@@ -119,7 +119,7 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     w.heads              = w.limits == 1 ? all : 1;
     w.own_heads          = w.limits == 1 ? loss.extent(0) : 1;
     w.own_in_layer       = w.limits == 1 ? heads.own_in_layer : 1;
-    w.layer_stride       = w.limits == 1 && heads.place.heads > 0 ? heads.place.heads : 1;
+    w.layer_stride       = w.limits == 1 && heads.shard.heads > 0 ? heads.shard.heads : 1;
     w.first_head         = heads.first; // 0 if limits are the heads' own
     w.candidates         = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
     w.pieces_per_head    = (tokens + piece_tokens - 1) / piece_tokens;

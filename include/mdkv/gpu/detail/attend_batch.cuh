@@ -98,15 +98,15 @@ struct attend_batch
         }
     }
 
-    /// The last sequence that begins at or before a place.
+    /// The last sequence that begins at or before block, or item, `number`.
     template <class Begin>
-    [[nodiscard]] MDKV_HD attend_sequence const& at(index_t place, Begin const& begin) const
+    [[nodiscard]] MDKV_HD attend_sequence const& at(index_t number, Begin const& begin) const
     {
         int low = 0;
         for (int high = Most == 1 ? 1 : count; high - low > 1;)
         {
-            int const middle                                                           = (low + high) / 2;
-            (begin(sequences[static_cast<std::size_t>(middle)]) <= place ? low : high) = middle;
+            int const middle                                                            = (low + high) / 2;
+            (begin(sequences[static_cast<std::size_t>(middle)]) <= number ? low : high) = middle;
         }
         return sequences[static_cast<std::size_t>(low)];
     }

@@ -1,4 +1,4 @@
-/// \file attend_block.cuh: a block of attend_slice: its place, its shared memory, and the queries of a run as tensor cores take them (arXiv 2603.20616, section 5).
+/// \file attend_block.cuh: a block of attend_slice: its tokens, its shared memory, and the queries of a run as tensor cores take them (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/cache.hpp>
@@ -140,7 +140,7 @@ struct attend_block
         float* with_mean; // [most_queries]: products with the mean key, for heads with rotated tokens
         float* joins;     // [most_queries, 2]: factors of sums of the runs before, and of a run
         work* at;
-        fragments* to_tensors; // [steps * places, 32]: the queries of a run for tensor cores
+        fragments* to_tensors; // [steps * query_fragments, 32]: the queries of a run for tensor cores
         float* query_sums;     // [groups, most_queries]: sums of a group's coordinates, for minima of codes
         float* q; // [1 or 2, most_queries, row]: queries in the basis of the run, then, if that is projected, in
                   // the original one; where the ring is, if they fit
@@ -151,11 +151,11 @@ struct attend_block
 
     [[nodiscard]] MDKV_HD scratch carve(mdkv::detail::carver& memory) const
     {
-        constexpr int places = attend_rows<T, storage::plain>::places;
+        constexpr int query_fragments = attend_rows<T, storage::plain>::query_fragments;
         scratch mine{memory.take<std::byte>(attend_warps * attend_ring),
             memory.take<float>(attend_warps * most_queries), memory.take<float>(attend_warps * most_queries),
             memory.take<float>(most_queries), memory.take<float>(most_queries), memory.take<float>(2 * most_queries),
-            memory.take<work>(1), memory.take<fragments>(index_t{groups()} * 4 * places * device::warp_size),
+            memory.take<work>(1), memory.take<fragments>(index_t{groups()} * 4 * query_fragments * device::warp_size),
             memory.take<float>(groups() * most_queries), nullptr};
         index_t const floats = index_t{most_queries} * row() * (states.sizes.key_latents > 0 ? 2 : 1);
         bool const fits      = floats * index_t{sizeof(float)} <= attend_warps * attend_ring;
@@ -175,7 +175,7 @@ struct attend_block
         return count.bytes();
     }
 
-    /// Finds the block's place.
+    /// Finds the block's tokens.
     __device__ void begin(work& at) const
     {
         attend_sequence const& own = batch.at(device::block(), [](attend_sequence const& s) { return s.first_block; });
@@ -403,7 +403,7 @@ struct attend_block
             for (int j = lane; j < 4 * steps; j += device::warp_size)
             {
                 rows::write_fragment(q, coordinates, inverse, j / 4, j % 4,
-                    mine.to_tensors + (j / 4 * rows::places * device::warp_size + 4 * g + j % 4));
+                    mine.to_tensors + (j / 4 * rows::query_fragments * device::warp_size + 4 * g + j % 4));
             }
         }
         device::sync();

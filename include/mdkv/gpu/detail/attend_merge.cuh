@@ -103,7 +103,7 @@ template <element T, element U>
     }
     device::sync_warp();
 
-    int place       = 0;                                                           // where a basis begins in `sums`
+    int offset      = 0;                                                           // where a basis begins in `sums`
     int const chunk = states.columns < each * size ? states.columns : each * size; // 64 or 128
     MDKV_ROLLED
     for (int b = 0; b < bases; ++b)
@@ -136,10 +136,10 @@ template <element T, element U>
             for (int j = 0; j < each; ++j)
             {
                 int const to = c + lane + j * size;
-                if (j * size < chunk && to < width) { sums[place + to] = sum[j]; }
+                if (j * size < chunk && to < width) { sums[offset + to] = sum[j]; }
             }
         }
-        place += width;
+        offset += width;
     }
     device::sync_warp();
 

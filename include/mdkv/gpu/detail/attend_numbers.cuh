@@ -78,11 +78,12 @@ struct attend_numbers
             MDKV_ROLLED
             for (int i = lane; i < n * rows::sixteen; i += device::warp_size)
             {
-                int const t  = values ? i / n : i % rows::sixteen;
-                int const c  = values ? i % n : i / rows::sixteen;
-                int const at = values ? t * row_bytes + c * int{sizeof(T)} : (c * width + t) * int{sizeof(T)};
-                std::byte* const to =
-                    ring + (values ? rows::place(true, t, c * 2) : rows::place(false, c / 4, c % 4 * 32 + t * 2));
+                int const t         = values ? i / n : i % rows::sixteen;
+                int const c         = values ? i % n : i / rows::sixteen;
+                int const at        = values ? t * row_bytes + c * int{sizeof(T)} : (c * width + t) * int{sizeof(T)};
+                std::byte* const to = ring
+                                      + (values ? rows::smem_offset(true, t, c * 2)
+                                                : rows::smem_offset(false, c / 4, c % 4 * 32 + t * 2));
                 float x = t < there ? widen(mdkv::detail::load_bytes<T>(from + at)) : 0.0F;
                 MDKV_UNROLL
                 for (int j = 0; j < rows::element_parts; ++j)
@@ -101,7 +102,7 @@ struct attend_numbers
                 mdkv::detail::coded_group const codes{n, k, width, values, Kind};
                 int const begin   = k * rows::group_bytes;
                 auto const number = [&](int offset, std::uint16_t bits) {
-                    device::store(ring + rows::place(values, begin + offset), bits);
+                    device::store(ring + rows::smem_offset(values, begin + offset), bits);
                 };
                 {
                     int const t          = lane % rows::sixteen;
@@ -120,7 +121,7 @@ struct attend_numbers
                     int const c  = Kind == storage::int8 && b >= second ? middle + b - second : b;
                     int const at = values ? (t / 4 * rows::words(codes.coordinates) + c) * 4 + t % 4
                                           : (b / 4 * rows::sixteen + t) * 4 + b % 4;
-                    ring[rows::place(values, begin + rows::codes_begin + at)] =
+                    ring[rows::smem_offset(values, begin + rows::codes_begin + at)] =
                         t < there ? from[codes.code(t, b)] : std::byte{0};
                 }
             }

@@ -35,12 +35,12 @@ public:
         : lane_{lane}
         , left_{pairs}
         , copies_{copies}
-        , places_{ring}
+        , buffers_{ring}
         , key_{run.keys.begin + index_t{tile} * stored_tile}
         , value_{run.values.begin + index_t{tile} * stored_tile}
     {
-        stage(0, places_[0]);
-        stage(1, places_[1]);
+        stage(0, buffers_[0]);
+        stage(1, buffers_[1]);
     }
 
     /// Whether a pair is left to be worked on.
@@ -49,13 +49,13 @@ public:
     /// Waits for unit `u` of a pair, 0 to 2 * units - 1, keys first, and begins to copy the unit after the next one.
     [[nodiscard]] __device__ __forceinline__ std::byte* next(int u)
     {
-        places_.wait();
-        stage((u + 2) % (2 * units), places_.free());
-        return places_.take();
+        buffers_.wait();
+        stage((u + 2) % (2 * units), buffers_.free());
+        return buffers_.take();
     }
 
     /// Waits until nothing is on its way.
-    __device__ void drain() const { places_.drain(); }
+    __device__ void drain() const { buffers_.drain(); }
 
 private:
     static constexpr int stored_tile =
@@ -99,7 +99,7 @@ private:
     int lane_;
     int left_; ///< pairs not yet copied to their end
     attend_copies const& copies_;
-    attend_places<3, rows::slot_bytes> places_;
+    unit_buffers<3, rows::slot_bytes> buffers_;
     std::byte const* key_; ///< the pair that is copied
     std::byte const* value_;
 };

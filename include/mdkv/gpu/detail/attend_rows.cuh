@@ -44,8 +44,8 @@ inline constexpr int attend_queries = 8;    ///< query heads of a block at most
 inline constexpr int copied_row     = 128;  ///< bytes copied as a row
 inline constexpr int attend_ring    = 8192; ///< bytes of a warp's shared memory: the units that are on their way
 
-/// Tokens of one storage. A unit is what is copied at once: up to `Unit` coordinates of `Tiles` tiles, a tile in a place of its
-/// own in shared memory. `whole` tiles have 16 tokens in rows that allow words and asynchronous copies; others are read number
+/// Tokens of one storage. A unit is what is copied at once: up to `Unit` coordinates of `Tiles` tiles, a tile in shared memory
+/// of its own. `whole` tiles have 16 tokens in rows that allow words and asynchronous copies; others are read number
 /// by number.
 template <element T, storage Kind, int Tiles = 1,
     int Unit = Kind == storage::plain ? int{quantised_group} : 2 * int{quantised_group}>
@@ -64,8 +64,8 @@ struct attend_rows
     static constexpr int weight_parts  = Kind == storage::int4 ? 1 : !coded && std::same_as<T, float> ? 3 : 2;
     static constexpr int query_parts   = weight_parts;
     static constexpr int element_parts = weight_parts == 3 ? 3 : 1;
-    /// Places of `fragments` of each 16 coordinates of queries.
-    static constexpr int places = (query_parts + 1) / 2;
+    /// `fragments` of each 16 coordinates of queries.
+    static constexpr int query_fragments = (query_parts + 1) / 2;
 
     /// Bytes from one part of plain numbers to the next, where they have several.
     static constexpr int image_bytes = sixteen * plain_step;
@@ -124,7 +124,7 @@ struct attend_rows
                 int const c = 16 * step + 2 * p + 8 * j;
                 std::uint32_t parts[std::size_t{query_parts}];
                 split<part, query_parts>(at(c), at(c + 1), parts);
-                for (int i = 0; i < 2 * places; ++i)
+                for (int i = 0; i < 2 * query_fragments; ++i)
                 {
                     to[i / 2 * device::warp_size].of[i % 2][j] = i < query_parts ? parts[i] : 0U;
                 }
@@ -146,35 +146,35 @@ struct attend_rows
         return sixteen * static_cast<int>(stored_bytes(Kind, n, 2));
     }
 
-    /// Where byte `at` of row `number` lies in a tile's place. Rows of plain numbers are `plain_step` apart. In rows of codes,
-    /// parts of 32 bytes change places, so that words which lanes load at once lie in different banks: the words of lanes with
-    /// p and p + 1 are 64 bytes apart in keys, 128 in values of 4 bits, 256 in values of 8.
-    [[nodiscard]] MDKV_HD static constexpr int place(bool values, int number, int at)
+    /// Where byte `at` of row `number` lies in a tile's shared memory. Rows of plain numbers are `plain_step` apart. In rows of
+    /// codes, parts of 32 bytes are swapped, so that words which lanes load at once lie in different banks: the words of lanes
+    /// with p and p + 1 are 64 bytes apart in keys, 128 in values of 4 bits, 256 in values of 8.
+    [[nodiscard]] MDKV_HD static constexpr int smem_offset(bool values, int number, int at)
     {
         if constexpr (!coded) { return number * plain_step + at; }
         int const part = !values ? number % 2 : Kind == storage::int4 ? number % 4 : number / 2 % 4;
         return number * row + (at ^ part * 32);
     }
-    [[nodiscard]] MDKV_HD static constexpr int place(bool values, int offset)
+    [[nodiscard]] MDKV_HD static constexpr int smem_offset(bool values, int offset)
     {
-        return place(values, offset / row, offset % row);
+        return smem_offset(values, offset / row, offset % row);
     }
     /// Where a lane's words of its two tokens lie in group k of keys.
     [[nodiscard]] MDKV_HD static constexpr int key_words(int lane, int k)
     {
-        return place(false, k * group_bytes + codes_begin + lane % 4 * 64 + lane / 4 * 8);
+        return smem_offset(false, k * group_bytes + codes_begin + lane % 4 * 64 + lane / 4 * 8);
     }
     /// Where a lane's words of four coordinates lie in group k of values, which has `in_row` words of each four tokens; the
     /// lanes' words begin with word `first`.
     [[nodiscard]] MDKV_HD static constexpr int value_words(int lane, int k, int in_row, int first)
     {
-        return place(true, k * group_bytes + codes_begin + (lane % 4 * in_row + lane / 4 * 4 + first) * 4);
+        return smem_offset(true, k * group_bytes + codes_begin + (lane % 4 * in_row + lane / 4 * 4 + first) * 4);
     }
 
     /// The scales of a lane's two tokens in group k of a tile, or (which = 1) their minima.
     [[nodiscard]] __device__ static std::uint32_t pair(int lane, std::byte const* tile, int k, int which, bool values)
     {
-        int const begin = place(values, k * group_bytes + which * sixteen * int{sizeof(half)});
+        int const begin = smem_offset(values, k * group_bytes + which * sixteen * int{sizeof(half)});
         return device::load<std::uint32_t>(tile + begin + lane / 4 * 4); // no part of 32 bytes ends inside them
     }
 
@@ -205,9 +205,12 @@ struct attend_rows
             for (int i = 0; i < unit / 16; ++i)
             {
                 if (16 * i >= n) { return; }
-                fragments q[std::size_t{places}];
+                fragments q[std::size_t{query_fragments}];
                 MDKV_UNROLL
-                for (int j = 0; j < places; ++j) { q[j] = queries[(i * places + j) * device::warp_size + lane]; }
+                for (int j = 0; j < query_fragments; ++j)
+                {
+                    q[j] = queries[(i * query_fragments + j) * device::warp_size + lane];
+                }
                 MDKV_UNROLL
                 for (int k = 0; k < element_parts; ++k)
                 {
@@ -235,7 +238,7 @@ struct attend_rows
                 {
                     fragments const q = queries[i * device::warp_size + lane];
                     MDKV_UNROLL
-                    for (int t = 0; t < Tiles; ++t) // a step's words are two rows: what `place` changes stays the same
+                    for (int t = 0; t < Tiles; ++t) // a step's two rows are swapped alike
                     {
                         // unwritten: codes beyond a group's or a run's are numbers, too, and multiplied by 0 or not used
                         auto const word = device::load<uint2>(slot + t * tile_bytes + from + i * 2 * row);

@@ -243,7 +243,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         {
             int const n = keys - first < unit ? keys - first : unit;
             rows::add_keys(lane, next(false, first, n), n, q, query_sums, x);
-            q += rows::steps(unit) * rows::places * device::warp_size;
+            q += rows::steps(unit) * rows::query_fragments * device::warp_size;
             query_sums += unit / group_size * attend_queries;
         }
         if (!Evident && tile >= at.evident) { hide<Kind>(tile, count, x[0]); }

@@ -15,7 +15,8 @@ namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 /// Begins to copy n bytes, at most `Size`, or exactly as many if `Whole`, `Bytes` at a time, in rows of 128 bytes to their
-/// places. If `step` is not 0, they are the first n bytes of each of 16 rows that are `step` bytes apart, and Size is 128.
+/// `smem_offset`. If `step` is not 0, they are the first n bytes of each of 16 rows that are `step` bytes apart, and Size is
+/// 128.
 template <class Rows, bool Values, int Bytes, int Size, bool Whole>
 __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int step, int n, std::byte* to)
 {
@@ -23,7 +24,7 @@ __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int s
     constexpr int at_once = device::warp_size / lanes;
     constexpr int rows    = Size == copied_row ? int{tile_tokens} : (Size + copied_row - 1) / copied_row;
     static_assert(rows % at_once <= 1);
-    // Four rows that Rows::place changes alike are copied at once.
+    // Four rows that Rows::smem_offset swaps alike are copied at once.
     constexpr int apart = Rows::coded && Values && Rows::kind == storage::int8 ? 2 : 1;
     int const first     = lane / lanes * apart;
     int const at        = lane % lanes * Bytes;
@@ -41,7 +42,7 @@ __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int s
             bool const there = !Whole ? (step == 0 ? row * copied_row : 0) + at + i < n
                                : last ? first == 0 && (Size % copied_row == 0 || at + i < Size % copied_row)
                                       : true;
-            if (there) { device::copy_async<Bytes>(to + Rows::place(Values, row, at + i), from + i); }
+            if (there) { device::copy_async<Bytes>(to + Rows::smem_offset(Values, row, at + i), from + i); }
         }
         from += (before(j + at_once) - before(j)) * between;
     }
@@ -57,14 +58,14 @@ __device__ __forceinline__ void copy_tile(int align, int lane, std::byte const* 
     else { copy_rows<Rows, Values, 4, Size, false>(lane, from, step, size, to); }
 }
 
-/// A warp's units in its shared memory: `Slots` places that are filled and read in turn.
+/// A warp's units in its shared memory: `Slots` buffers that are filled and read in turn.
 template <int Slots, int Bytes>
-struct attend_places
+struct unit_buffers
 {
     std::byte* ring;
-    int next = 0; ///< place of the unit read next
+    int next = 0; ///< first byte of the unit read next
 
-    /// Place number i.
+    /// Buffer number i.
     [[nodiscard]] __device__ __forceinline__ std::byte* operator[](int i) const { return ring + i * Bytes; }
     /// Waits for the unit read next. Every lane has read the unit before it then.
     __device__ __forceinline__ void wait() const
@@ -72,12 +73,12 @@ struct attend_places
         device::copy_async_wait<Slots - 2>();
         device::sync_warp();
     }
-    /// The place of the unit that was read last.
+    /// The buffer of the unit that was read last.
     [[nodiscard]] __device__ __forceinline__ std::byte* free() const
     {
         return ring + (next == 0 ? (Slots - 1) * Bytes : next - Bytes);
     }
-    /// The place of the unit read next, and goes on.
+    /// The buffer of the unit read next, and goes on.
     [[nodiscard]] __device__ __forceinline__ std::byte* take()
     {
         std::byte* const now = ring + next;
@@ -135,25 +136,25 @@ public:
         , keys_left_{copies.key_bytes}
         , values_left_{copies.value_bytes}
         , copies_{copies}
-        , places_{ring}
+        , buffers_{ring}
     {
         index_t const begin = index_t{tile} * tokens;
         next_key_           = run.keys.begin + begin * run.keys.token_bytes;
         next_value_         = run.values.begin + begin * run.values.token_bytes
                       + (rows::coded ? first_value / rows::group * rows::group_bytes : first_value * 2);
         MDKV_ROLLED
-        for (int i = 0; i < rows::slots - 1; ++i) { stage(places_[i]); }
+        for (int i = 0; i < rows::slots - 1; ++i) { stage(buffers_[i]); }
     }
 
-    /// Waits for the next unit and begins to copy another one to the place of the unit before.
+    /// Waits for the next unit and begins to copy another one to the buffer of the unit before.
     [[nodiscard]] __device__ std::byte* next()
     {
-        places_.wait();
-        stage(places_.free());
-        return places_.take();
+        buffers_.wait();
+        stage(buffers_.free());
+        return buffers_.take();
     }
     /// Waits until nothing is on its way.
-    __device__ void drain() const { places_.drain(); }
+    __device__ void drain() const { buffers_.drain(); }
 
 private:
     [[nodiscard]] __device__ static int alignment(stored_run const& run)
@@ -201,7 +202,7 @@ private:
     int keys_left_;   ///< bytes of the tile that is copied
     int values_left_; ///< the same of its values
     attend_copies const& copies_;
-    attend_places<rows::slots, rows::slot_bytes> places_;
+    unit_buffers<rows::slots, rows::slot_bytes> buffers_;
     std::byte const* next_key_;
     std::byte const* next_value_;
 };
