@@ -71,27 +71,27 @@ private:
     {
         constexpr int most = Team::lanes > 1 ? Team::lanes : 16 / static_cast<int>(sizeof(T));
         auto const dim     = static_cast<int>(rows.extent(2));
-        int const pieces   = (dim + most - 1) / most;
+        int const vectors  = (dim + most - 1) / most;
         auto const tokens  = static_cast<int>(begin < end ? end - begin : 0);
-        auto const mine    = share_rows(t, index_t{tokens} * pieces);
+        auto const mine    = share_rows(t, index_t{tokens} * vectors);
         for (index_t h = first + mine.row; h <= last; h += mine.rows)
         {
             run_rows const tail = run_of_head(cache, h, cache.layout.rungs + 1).rows(of_values);
-            for (auto i = static_cast<int>(mine.column); i < tokens * pieces; i += members(t))
+            for (auto i = static_cast<int>(mine.column); i < tokens * vectors; i += members(t))
             {
-                index_t const token = begin + (of_values ? i / pieces : i % tokens);
-                int const d         = (of_values ? i % pieces : i / tokens) * most;
+                index_t const token = begin + (of_values ? i / vectors : i % tokens);
+                int const d         = (of_values ? i % vectors : i / tokens) * most;
                 U const* const from = rows.row(h, token) + d;
                 std::byte* const to = tail.begin + tail.coordinate(at + token, d);
                 index_t const step  = tail.step(at + token);
-                copy_piece<most>(from, dim - d < most ? dim - d : most, to, step);
+                copy_vector<most>(from, dim - d < most ? dim - d : most, to, step);
             }
         }
     }
 
     /// Copies n of `Most` neighbouring coordinates, all at once where possible.
     template <int Most>
-    MDKV_HD static void copy_piece(U const* from, int n, std::byte* to, index_t step)
+    MDKV_HD static void copy_vector(U const* from, int n, std::byte* to, index_t step)
     {
         T stored[std::size_t{Most}];
         if (n == Most)

@@ -165,7 +165,7 @@ TEST_CASE_TEMPLATE(
     check<T>({.dim = 7, .value_dim = 7}, {drop, part(1, 4), part(1, 2), full}, {.round = rounding::down});
     check<T>({.heads = 1, .queries = 3, .tokens = 70, .dim = 320, .value_dim = 256, .decay = 0.98});
     check<T>({.tokens = 140, .dim = 64, .value_dim = 64, .logits = 40.0}, mixed_rungs);
-    // Values that are no whole pieces of eight.
+    // Values that are no whole vectors of eight.
     check<T>({.tokens = 45, .dim = 64, .value_dim = 37}, mixed_rungs, {.round = rounding::down});
 }
 

@@ -58,7 +58,7 @@ struct mismatch : invalid_argument
 namespace detail
 {
 
-// Messages are put together out of line, of pieces of any types: a check costs its caller a comparison and a call. It is
+// Messages are put together out of line, from arguments of any types: a check costs its caller a comparison and a call. It is
 // no std::string, which every file that includes this would compile anew.
 
 /// A message that is being put together. Text beyond its end is left out.
@@ -68,12 +68,12 @@ struct message
     std::size_t size = 0;
 
     message() noexcept { text[0] = '\0'; }
-    [[gnu::cold]] MDKV_OUTLINE void add(char const* piece, std::size_t length) noexcept
+    [[gnu::cold]] MDKV_OUTLINE void add(char const* from, std::size_t length) noexcept
     {
-        for (std::size_t i = 0; i < length && size + 1 < sizeof text; ++i) { text[size++] = piece[i]; }
+        for (std::size_t i = 0; i < length && size + 1 < sizeof text; ++i) { text[size++] = from[i]; }
         text[size] = '\0';
     }
-    [[gnu::cold]] MDKV_OUTLINE void add(char const* piece) noexcept { add(piece, __builtin_strlen(piece)); }
+    [[gnu::cold]] MDKV_OUTLINE void add(char const* from) noexcept { add(from, __builtin_strlen(from)); }
     [[gnu::cold]] MDKV_OUTLINE void add_number(float number) noexcept
     {
         char digits[32]{};
@@ -100,13 +100,13 @@ struct message
 };
 
 /// A text with its length.
-struct text_piece
+struct text_argument
 {
     char const* data;
     std::size_t size;
 };
 
-/// A letter for the type of each piece: std::string or std::string_view, real, unsigned or signed number, text.
+/// A letter for the type of each argument: std::string or std::string_view, real, unsigned or signed number, text.
 template <class... P>
 inline constexpr char kinds[]{std::is_class_v<P>            ? 's'
                               : std::is_floating_point_v<P> ? 'f'
@@ -115,34 +115,34 @@ inline constexpr char kinds[]{std::is_class_v<P>            ? 's'
                                                             : 't' ...,
     '\0'};
 
-/// A piece in the type that a variadic function takes.
-template <class Piece>
-[[nodiscard]] constexpr auto argument(Piece const& piece)
+/// An argument in the type that a variadic function takes.
+template <class Argument>
+[[nodiscard]] constexpr auto argument(Argument const& given)
 {
-    if constexpr (std::is_class_v<Piece>) { return text_piece{piece.data(), piece.size()}; }
-    else if constexpr (std::is_unsigned_v<Piece>) { return static_cast<unsigned long long>(piece); }
-    else if constexpr (std::is_integral_v<Piece>) { return static_cast<long long>(piece); }
-    else if constexpr (std::is_floating_point_v<Piece>)
+    if constexpr (std::is_class_v<Argument>) { return text_argument{given.data(), given.size()}; }
+    else if constexpr (std::is_unsigned_v<Argument>) { return static_cast<unsigned long long>(given); }
+    else if constexpr (std::is_integral_v<Argument>) { return static_cast<long long>(given); }
+    else if constexpr (std::is_floating_point_v<Argument>)
     {
-        return static_cast<double>(piece);
+        return static_cast<double>(given);
     } // variadic calls take doubles
-    else { return piece; }
+    else { return given; }
 }
 
-/// Adds all pieces, of the kinds named by letters.
-[[gnu::cold]] MDKV_OUTLINE inline void add_pieces(message& all, char const* kind, std::va_list pieces) noexcept
+/// Adds all arguments, of the kinds named by letters.
+[[gnu::cold]] MDKV_OUTLINE inline void add_arguments(message& all, char const* kind, std::va_list arguments) noexcept
 {
     for (; *kind != '\0'; ++kind)
     {
-        if (*kind == 'f') { all.add_number(static_cast<float>(va_arg(pieces, double))); }
-        else if (*kind == 'u') { all.add_number(static_cast<std::uint64_t>(va_arg(pieces, unsigned long long))); }
-        else if (*kind == 'i') { all.add_number(static_cast<std::int64_t>(va_arg(pieces, long long))); }
+        if (*kind == 'f') { all.add_number(static_cast<float>(va_arg(arguments, double))); }
+        else if (*kind == 'u') { all.add_number(static_cast<std::uint64_t>(va_arg(arguments, unsigned long long))); }
+        else if (*kind == 'i') { all.add_number(static_cast<std::int64_t>(va_arg(arguments, long long))); }
         else if (*kind == 's')
         {
-            auto const piece = va_arg(pieces, text_piece);
-            all.add(piece.data, piece.size);
+            auto const text = va_arg(arguments, text_argument);
+            all.add(text.data, text.size);
         }
-        else { all.add(va_arg(pieces, char const*)); }
+        else { all.add(va_arg(arguments, char const*)); }
     }
 }
 
@@ -158,26 +158,29 @@ template <class Exception>
 #endif
 }
 
-/// Raises an exception whose message has these pieces.
+/// Raises an exception whose message has these arguments.
 template <class Exception>
 [[noreturn, gnu::cold, gnu::noinline]] void fail(char const* kind, ...)
 {
-    std::va_list pieces;
+    std::va_list arguments;
     message all;
-    va_start(pieces, kind);
-    add_pieces(all, kind, pieces);
-    va_end(pieces);
+    va_start(arguments, kind);
+    add_arguments(all, kind, arguments);
+    va_end(arguments);
     raise(Exception{all.text});
 }
 
 } // namespace detail
 
-/// Throws `Exception` with the concatenated pieces (texts and numbers) unless the condition holds.
+/// Throws `Exception` with the concatenated arguments (texts and numbers) unless the condition holds.
 /// \throws Exception   the condition is false
-template <class Exception = invalid_argument, class... Pieces>
-constexpr void expects(bool condition, Pieces... pieces)
+template <class Exception = invalid_argument, class... Arguments>
+constexpr void expects(bool condition, Arguments... arguments)
 {
-    if (!condition) [[unlikely]] { detail::fail<Exception>(detail::kinds<Pieces...>, detail::argument(pieces)...); }
+    if (!condition) [[unlikely]]
+    {
+        detail::fail<Exception>(detail::kinds<Arguments...>, detail::argument(arguments)...);
+    }
 }
 
 /// Product of sizes, checked.

@@ -231,17 +231,17 @@ MDKV_HD inline void store_at(V* to, V value) noexcept
 #endif
 }
 
-/// Loads N neighbours, or stores them: on a GPU in pieces of 16 bytes if their address allows it.
+/// Loads N neighbours, or stores them: on a GPU in vectors of 16 bytes if their address allows it.
 template <class V, std::size_t N>
 MDKV_HD inline void load_all(V const* from, V (&to)[N]) noexcept
 {
 #if defined(__CUDA_ARCH__)
-    constexpr int pieces = static_cast<int>(sizeof to / sizeof(uint4));
+    constexpr int vectors = static_cast<int>(sizeof to / sizeof(uint4));
     if (sizeof to % sizeof(uint4) == 0 && reinterpret_cast<std::uintptr_t>(from) % sizeof(uint4) == 0)
     {
-        uint4 piece[pieces + 1];
-        for (int i = 0; i < pieces; ++i) { piece[i] = reinterpret_cast<uint4 const*>(from)[i]; }
-        __builtin_memcpy(static_cast<void*>(to), piece, sizeof to);
+        uint4 vec16[vectors + 1];
+        for (int i = 0; i < vectors; ++i) { vec16[i] = reinterpret_cast<uint4 const*>(from)[i]; }
+        __builtin_memcpy(static_cast<void*>(to), vec16, sizeof to);
         return;
     }
     for (std::size_t i = 0; i < N; ++i) { to[i] = from[i]; }
@@ -253,12 +253,12 @@ template <class V, std::size_t N>
 MDKV_HD inline void store_all(void* to, V const (&from)[N]) noexcept
 {
 #if defined(__CUDA_ARCH__)
-    constexpr int pieces = static_cast<int>(sizeof from / sizeof(uint4));
+    constexpr int vectors = static_cast<int>(sizeof from / sizeof(uint4));
     if (sizeof from % sizeof(uint4) == 0 && reinterpret_cast<std::uintptr_t>(to) % sizeof(uint4) == 0)
     {
-        uint4 piece[pieces + 1];
-        __builtin_memcpy(piece, static_cast<void const*>(from), sizeof from);
-        for (int i = 0; i < pieces; ++i) { static_cast<uint4*>(to)[i] = piece[i]; }
+        uint4 vec16[vectors + 1];
+        __builtin_memcpy(vec16, static_cast<void const*>(from), sizeof from);
+        for (int i = 0; i < vectors; ++i) { static_cast<uint4*>(to)[i] = vec16[i]; }
         return;
     }
     for (std::size_t i = 0; i < N; ++i) { static_cast<V*>(to)[i] = from[i]; }

@@ -25,7 +25,7 @@ struct backend
     executor_ref executor{};
     mdkv::ranks<space::host> const* ranks = nullptr; ///< see core/ranks.hpp; null: all heads are here
 
-    /// Parts that scratch memory is cut into for a loop over `count` pieces of work.
+    /// Parts that scratch memory is cut into for a loop over `count` items.
     [[nodiscard]] index_t slots(index_t count) const noexcept
     {
         index_t const threads = executor.threads() < count ? executor.threads() : count;

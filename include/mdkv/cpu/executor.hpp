@@ -1,4 +1,4 @@
-/// \file executor.hpp: how the CPU backend runs independent pieces of work: on threads that the caller lends it.
+/// \file executor.hpp: how the CPU backend runs independent items: on threads that the caller lends it.
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -40,10 +40,10 @@ public:
         , threads_{executor.threads()}
     {}
 
-    /// Number of pieces of work that may run at once, and of parts that scratch memory is cut into.
+    /// Number of items that may run at once, and of parts that scratch memory is cut into.
     [[nodiscard]] int threads() const noexcept { return threads_; }
 
-    /// Calls `body(i)` for every i in [0, count). A single piece of work runs in the calling thread.
+    /// Calls `body(i)` for every i in [0, count). A single item runs in the calling thread.
     template <std::invocable<index_t> Body>
     void parallel_for(index_t count, Body const& body) const
     {

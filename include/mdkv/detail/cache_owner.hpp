@@ -174,7 +174,7 @@ public:
     /// On a GPU waits for the cache's stream: work on other streams may then use the cache. On a CPU does nothing.
     void wait() const { memory_.wait(); }
 
-    /// Calls copy(from, to, bytes) for each piece of memory; `other` has the same sizes.
+    /// Calls copy(from, to, bytes) for each block of memory; `other` has the same sizes.
     template <class Other, class Copy>
     void copy_to(Other& other, Copy const& copy) const
     {

@@ -58,7 +58,7 @@ inline constexpr crc32c_tables crc32c_by_byte{};
     return ~last;
 }
 
-/// A message's SHA-256, piece by piece.
+/// A message's SHA-256, as its bytes come.
 class sha256
 {
 public:

@@ -31,7 +31,7 @@ struct pack_tiles
     using scratch              = typename walk_of_tiles::scratch;
     using tile_ref             = typename walk_of_tiles::tile_ref;
     static constexpr int tile  = walk_of_tiles::tile;
-    static constexpr int piece = walk_of_tiles::piece;
+    static constexpr int at_once = walk_of_tiles::at_once;
 
     walk_of_tiles walk;
     in_view<T, 3, B> keys;                 // [H, N, D]
@@ -105,9 +105,9 @@ private:
         if (at.r == walk.cache.layout.rungs) { return copy_exact(t, mine, at); }
         bool const in_basis = at.basis == run_basis::projected;
         if (in_basis) { load(t, mine, 0, dim, mine.columns); }
-        for (int c = 0; c < at.rows.coordinates; c += piece)
+        for (int c = 0; c < at.rows.coordinates; c += at_once)
         {
-            int const n = at.rows.coordinates - c < piece ? at.rows.coordinates - c : piece;
+            int const n = at.rows.coordinates - c < at_once ? at.rows.coordinates - c : at_once;
             if (in_basis) { project(t, mine, at, c, n, dim); }
             else { load(t, mine, c, n, mine.x); }
             if (at.rows.kind == storage::plain) { write_elements(t, mine, at, c, n); }
@@ -226,7 +226,7 @@ private:
         constexpr int lanes     = Team::register_lanes;
         using floats            = lane_floats<lanes>;
         storage const kind      = at.rows.kind;
-        coded_group const group = at.rows.group(at.first, c / piece);
+        coded_group const group = at.rows.group(at.first, c / at_once);
         std::byte* const to     = at.rows.begin + at.rows.tile(at.first);
         auto const most         = static_cast<float>(most_code(kind));
         if (at.basis == run_basis::rotated)

@@ -89,11 +89,11 @@ struct read_tokens
     static constexpr char const* name = "recompress_read_tokens";
     static constexpr int threads      = 128;
 
-    using walk_of_tiles        = tile_walk<T, S, false>;
-    using scratch              = typename walk_of_tiles::scratch;
-    using tile_ref             = typename walk_of_tiles::tile_ref;
-    static constexpr int tile  = walk_of_tiles::tile;
-    static constexpr int piece = walk_of_tiles::piece;
+    using walk_of_tiles          = tile_walk<T, S, false>;
+    using scratch                = typename walk_of_tiles::scratch;
+    using tile_ref               = typename walk_of_tiles::tile_ref;
+    static constexpr int tile    = walk_of_tiles::tile;
+    static constexpr int at_once = walk_of_tiles::at_once;
 
     walk_of_tiles walk;
     stored_slots<T, S> slots;
@@ -152,9 +152,9 @@ private:
             return;
         }
         bool const in_basis = at.basis == run_basis::projected;
-        for (int c = 0; c < at.rows.coordinates; c += piece)
+        for (int c = 0; c < at.rows.coordinates; c += at_once)
         {
-            int const n    = at.rows.coordinates - c < piece ? at.rows.coordinates - c : piece;
+            int const n    = at.rows.coordinates - c < at_once ? at.rows.coordinates - c : at_once;
             float* const x = in_basis ? mine.columns + c * tile : mine.x;
             if (at.rows.kind == storage::plain) { read_elements(t, at, c, n, x); }
             else { read_codes(t, mine, at, c, n, x); }
@@ -162,9 +162,9 @@ private:
             if (!in_basis) { write(t, mine, at.count, c, n, x); }
         }
         auto const dim = static_cast<int>((at.rows.by_token ? values : keys).extent(2));
-        for (int d = 0; in_basis && d < dim; d += piece)
+        for (int d = 0; in_basis && d < dim; d += at_once)
         {
-            int const n = dim - d < piece ? dim - d : piece;
+            int const n = dim - d < at_once ? dim - d : at_once;
             give_back(t, mine, at, d, n);
             t.sync();
             write(t, mine, at.count, d, n, mine.x);
@@ -187,7 +187,7 @@ private:
     {
         constexpr int lanes         = Team::register_lanes;
         using floats                = lane_floats<lanes>;
-        coded_group const group     = at.rows.group(at.first, c / piece);
+        coded_group const group     = at.rows.group(at.first, c / at_once);
         std::byte const* const from = at.rows.begin + at.rows.tile(at.first);
         for (int i = member(t); i < tile; i += members(t))
         {

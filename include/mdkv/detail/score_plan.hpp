@@ -166,7 +166,7 @@ struct score_plan
     {
         return (dim + int{quantised_group} - 1) / int{quantised_group};
     }
-    /// Each part of a head's operands has whole pieces of 16 bytes, which GPUs load at once.
+    /// Each part of a head's operands has whole vectors of 16 bytes, which GPUs load at once.
     [[nodiscard]] MDKV_HD index_t noise_floats() const noexcept { return codes ? round_up(count * groups(), 4) : 0; }
     [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept
     {

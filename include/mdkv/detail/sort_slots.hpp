@@ -12,7 +12,7 @@
 namespace MDKV_NAMESPACE::detail
 {
 
-/// An item is a head. Counting sort: each worker counts a contiguous piece of tokens; prefix sums of the counts give
+/// An item is a head. Counting sort: each worker counts a contiguous range of tokens; prefix sums of the counts give
 /// the indices of its tokens. A token whose rung is R or more is neither counted nor listed.
 template <backend B>
 struct sort_slots
@@ -47,7 +47,7 @@ struct sort_slots
         auto* const next              = t.scratch().template take<std::int32_t>(index_t{working} * R); // [R, workers]
         std::uint8_t const* const row = n == 0 ? nullptr : rung.row(h); // no tokens may come without memory
         std::int32_t* const out       = n == 0 ? nullptr : positions.row(h);
-        index_t const each            = ((n + working - 1) / working + piece - 1) / piece * piece;
+        index_t const each            = ((n + working - 1) / working + vec16 - 1) / vec16 * vec16;
         index_t const begin           = rank < working && rank * each < n ? rank * each : n;
         index_t const end             = n - begin < each ? n : begin + each;
         for (int i = rank; i < working * R; i += size) { next[i] = 0; }
@@ -75,19 +75,19 @@ struct sort_slots
     }
 
 private:
-    static constexpr int piece = 16; ///< rungs read at once
+    static constexpr int vec16 = 16; ///< rungs read at once
 
     /// Calls body(token, rung) for the tokens of [begin, end), in their order.
     template <class Body>
     MDKV_HD static void for_rungs(std::uint8_t const* row, index_t begin, index_t end, Body const& body)
     {
         index_t i = begin;
-        for (; i + piece <= end; i += piece)
+        for (; i + vec16 <= end; i += vec16)
         {
-            std::uint8_t some[std::size_t{piece}];
+            std::uint8_t some[std::size_t{vec16}];
             load_all(row + i, some);
             MDKV_UNROLL
-            for (int l = 0; l < piece; ++l) { body(i + l, int{some[l]}); }
+            for (int l = 0; l < vec16; ++l) { body(i + l, int{some[l]}); }
         }
         for (; i < end; ++i) { body(i, int{row[i]}); }
     }

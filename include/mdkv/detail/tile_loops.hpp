@@ -25,7 +25,7 @@ struct tile_walk
 {
     static constexpr int tile      = tile_tokens;
     static constexpr index_t strip = 4 * tile;        ///< tokens of a strip
-    static constexpr int piece     = quantised_group; ///< coordinates at a time
+    static constexpr int at_once   = quantised_group; ///< coordinates at a time
 
     using row = std::conditional_t<Packs, T const*, T*>;
 
@@ -43,7 +43,7 @@ struct tile_walk
         index_t channels;                                   ///< the larger of D and Dv if vectors are rotated, or 0
         row* rows      = cut.take<row>(tile);               // [16]  the tokens outside of the cache
         float* columns = cut.take<float>(projected * tile); // [projected, 16]
-        float* x       = cut.take<float>(piece * tile);     // [piece, 16]  coordinates
+        float* x       = cut.take<float>(at_once * tile);   // [at_once, 16]  coordinates
         float* minimum = cut.take<float>(tile);             // [16]
         float* scale   = cut.take<float>(tile);             // [16]  1 / scale if packed
         float* mean    = cut.take<float>(channels);         // [channels]  means

@@ -39,7 +39,7 @@ struct find_not_finite
         index_t const h     = item / blocks();
         index_t const begin = item % blocks() * rows_each;
         index_t const end   = rows.extent(1) - begin < rows_each ? rows.extent(1) : begin + rows_each;
-        auto const mine     = share_rows(t, Team::lanes > 1 ? dim : (dim + piece - 1) / piece);
+        auto const mine     = share_rows(t, Team::lanes > 1 ? dim : (dim + vec16 - 1) / vec16);
         for (index_t i = begin + mine.row; i < end; i += mine.rows)
         {
             if (part_finite(t, rows.row(h, i), dim, mine.column)) { continue; }
@@ -49,20 +49,20 @@ struct find_not_finite
     }
 
 private:
-    static constexpr index_t piece          = 16 / sizeof(T); ///< elements of 16 bytes
+    static constexpr index_t vec16          = 16 / sizeof(T); ///< elements of 16 bytes
     static constexpr std::uint32_t exponent = std::same_as<T, half>    ? 0x7c00U
                                               : std::same_as<T, float> ? 0x7f800000U
                                                                        : 0x7f80U;
 
-    /// True when a member's part of a row is finite: pieces of 16 bytes, `column` the first one; on a CPU all of the row.
+    /// True when a member's part of a row is finite: vectors of 16 bytes, `column` the first one; on a CPU all of the row.
     template <team Team>
     [[nodiscard]] MDKV_HD static bool part_finite(Team const& t, T const* x, index_t dim, index_t column) noexcept
     {
         if constexpr (Team::lanes > 1) { return finite(x, dim); }
         bool all = true;
-        for (index_t d = column * piece; d < dim; d += t.size() * piece)
+        for (index_t d = column * vec16; d < dim; d += t.size() * vec16)
         {
-            all = all && (dim - d < piece ? finite(x + d, dim - d) : piece_finite(x + d));
+            all = all && (dim - d < vec16 ? finite(x + d, dim - d) : vec16_finite(x + d));
         }
         return all;
     }
@@ -83,11 +83,11 @@ private:
 
     /// The same for 16 bytes, two elements of 16 bits at a time: the sum sets the top bit of an element unless its exponent
     /// is all ones.
-    [[nodiscard]] MDKV_HD static bool piece_finite(T const* x) noexcept
+    [[nodiscard]] MDKV_HD static bool vec16_finite(T const* x) noexcept
     {
         constexpr std::uint32_t both = sizeof(T) == 2 ? 0x10001U : 1U;
         constexpr std::uint32_t top  = sizeof(T) == 2 ? 0x8000U : 0x80000000U;
-        T all[std::size_t{piece}];
+        T all[std::size_t{vec16}];
         std::uint32_t words[4];
         load_all(x, all);
         __builtin_memcpy(words, static_cast<void const*>(all), sizeof words);

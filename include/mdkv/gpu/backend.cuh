@@ -53,9 +53,9 @@ struct job_of_teams
     __device__ void operator()() const { job(team<threads>{}, device::block()); }
 };
 
-/// Elements of a piece of 16 bytes.
+/// Elements of a vector of 16 bytes.
 template <element T>
-inline constexpr int piece_of = 16 / static_cast<int>(sizeof(T));
+inline constexpr int vec16_elements = 16 / static_cast<int>(sizeof(T));
 
 /// A layer's tokens.
 template <element T>
@@ -70,7 +70,10 @@ struct token_rows
     {}
 
 private:
-    [[nodiscard]] bool even(std::size_t i) const { return view.extent(i) <= 1 || view.stride(i) % piece_of<T> == 0; }
+    [[nodiscard]] bool even(std::size_t i) const
+    {
+        return view.extent(i) <= 1 || view.stride(i) % vec16_elements<T> == 0;
+    }
 };
 
 } // namespace kernels

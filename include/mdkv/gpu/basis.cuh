@@ -53,8 +53,9 @@ struct gram_products
     static constexpr int blocks_per_multiprocessor = 3;
     static constexpr int side                      = gram_cut::side;
     static constexpr bool tensor                   = sizeof(T) == 2;
-    static constexpr int piece                     = piece_of<T>;
-    static constexpr int pitch = side + piece; // rows begin at 16 bytes; entries below each other are in different banks
+    static constexpr int vec16                     = vec16_elements<T>;
+    static constexpr int pitch =
+        side + vec16; // rows begin at 16 bytes; entries below each other are in different banks
     static constexpr int rows  = tensor ? 64 : 32; // samples in shared memory at once
     static constexpr int in_float = 256 / rows;    // rounds summed in float before they are added in double
     static constexpr int stages   = 2;
@@ -122,21 +123,21 @@ private:
     /// Copies columns from `column` on of the samples from `first` on; missing columns and samples become zeros.
     __device__ void fill(T* strip, index_t head, index_t first, index_t end, index_t column) const
     {
-        for (int i = device::thread(); i < rows * (side / piece); i += threads)
+        for (int i = device::thread(); i < rows * (side / vec16); i += threads)
         {
-            int const row   = i / (side / piece);
-            int const at    = i % (side / piece) * piece;
+            int const row   = i / (side / vec16);
+            int const at    = i % (side / vec16) * vec16;
             index_t const t = first + row;
             T* const to     = strip + row * pitch + at;
             T const* const from =
                 samples.view.data_handle() + samples.view.offset(head, t < end ? t : index_t{0}, column + at);
-            if (samples.wide && t < end && column + at + piece <= samples.view.extent(2))
+            if (samples.wide && t < end && column + at + vec16 <= samples.view.extent(2))
             {
                 device::copy_async<16>(to, from);
             }
             else
             {
-                for (int e = 0; e < piece; ++e)
+                for (int e = 0; e < vec16; ++e)
                 {
                     to[e] = t < end && column + at + e < samples.view.extent(2) ? from[e] : narrow<T>(0.0F);
                 }

@@ -23,7 +23,7 @@ TEST_CASE("expects is silent when the condition holds and can run at compile tim
     CHECK_NOTHROW(expects(true, "never"));
 }
 
-TEST_CASE("expects throws the concatenation of its pieces, texts and numbers alike")
+TEST_CASE("expects throws the concatenation of its arguments, texts and numbers alike")
 {
     std::string const name = "loss";
     CHECK(error_text<invalid_argument>([&] {

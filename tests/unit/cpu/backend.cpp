@@ -27,7 +27,7 @@ TEST_CASE("the CPU backend works on host memory, serially and without scratch un
     CHECK(on.slots(100) == 1);
 }
 
-TEST_CASE("there are as many slots as threads, but no more than pieces of work and at least one")
+TEST_CASE("there are as many slots as threads, but no more than items and at least one")
 {
     cpu::thread_pool pool{4};
     cpu::backend const on{nullptr, pool};
@@ -36,7 +36,7 @@ TEST_CASE("there are as many slots as threads, but no more than pieces of work a
     CHECK(on.slots(0) == 1);
 }
 
-TEST_CASE("for_each visits every piece once and never runs two of one slot at a time")
+TEST_CASE("for_each visits every item once and never runs two of one slot at a time")
 {
     cpu::thread_pool pool{3};
     cpu::backend const on{nullptr, pool};

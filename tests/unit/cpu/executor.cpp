@@ -63,7 +63,7 @@ TEST_CASE("a caller's executor is used for every index once")
     CHECK(executor.loops == 1);
 }
 
-TEST_CASE("a single piece of work stays in the calling thread, and none does nothing")
+TEST_CASE("a single item stays in the calling thread, and none does nothing")
 {
     contrary executor;
     auto const caller = std::this_thread::get_id();
@@ -88,8 +88,8 @@ TEST_CASE("exceptions of the work pass through")
 {
     auto const text = support::error_text<std::runtime_error>([] {
         cpu::executor_ref{}.parallel_for(4, [](index_t i) {
-            if (i == 2) { throw std::runtime_error{"piece 2"}; }
+            if (i == 2) { throw std::runtime_error{"item 2"}; }
         });
     });
-    CHECK(text == "piece 2");
+    CHECK(text == "item 2");
 }

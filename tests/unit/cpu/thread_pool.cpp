@@ -82,7 +82,7 @@ TEST_CASE("a pool runs every index exactly once, for any number of threads and o
 TEST_CASE("a pool really works on several threads at once")
 {
     cpu::thread_pool pool{3};
-    // All three pieces wait for one another: with fewer threads this would never end.
+    // All three items wait for one another: with fewer threads this would never end.
     std::atomic<int> arrived{0};
     std::mutex mutex;
     std::set<std::thread::id> ids;
@@ -103,10 +103,10 @@ TEST_CASE("the first exception comes out of the loop, and the pool serves the ne
     {
         std::string const text = support::error_text<std::runtime_error>([&] {
             cpu::executor_ref{pool}.parallel_for(100, [](index_t i) {
-                if (i % 10 == 3) { throw std::runtime_error{"a piece failed"}; }
+                if (i % 10 == 3) { throw std::runtime_error{"an item failed"}; }
             });
         });
-        CHECK(text == "a piece failed");
+        CHECK(text == "an item failed");
         std::atomic<int> sum{0};
         cpu::executor_ref{pool}.parallel_for(100, [&](index_t i) { sum += static_cast<int>(i); });
         CHECK(sum == 4950);
@@ -176,7 +176,7 @@ TEST_CASE("a forked child's pool has threads of its own, however often the paren
         cpu::thread_pool pool{3};
         for (int i = 0; i < loops; ++i) { CHECK(sum_of(pool, 10) == 45); }
         CHECK(in_a_child([&] {
-            // All three pieces wait for one another: with fewer threads this would never end.
+            // All three items wait for one another: with fewer threads this would never end.
             std::atomic<int> arrived{0};
             cpu::executor_ref{pool}.parallel_for(3, [&](index_t) {
                 ++arrived;

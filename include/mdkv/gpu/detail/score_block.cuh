@@ -44,7 +44,7 @@ struct score_block
     template <element T>
     __device__ void read(token_rows<T> const& from, index_t first, int count, bool keys) const
     {
-        constexpr int width  = kernels::piece_of<T>;
+        constexpr int width  = kernels::vec16_elements<T>;
         bool const as_pairs  = keys && tiling.tensor;
         bool const as_floats = !keys || tiling.plain_keys;
         int const size       = tiling.tokens();
@@ -57,8 +57,8 @@ struct score_block
             T x[width];
             if (from.wide && t < count && d + width <= dim)
             {
-                auto const piece = device::load<uint4>(at + d);
-                std::memcpy(static_cast<void*>(x), &piece, sizeof x);
+                auto const vec16 = device::load<uint4>(at + d);
+                std::memcpy(static_cast<void*>(x), &vec16, sizeof x);
             }
             else
             {

@@ -283,10 +283,10 @@ private:
                     ? narrow<U>(0.0F)
                     : queries(head * (plan.query_rows / plan.per_head) + row / plan.per_head, row % plan.per_head, d);
         }
-        uint4 piece;
-        static_assert(sizeof piece == sizeof pairs);
-        std::memcpy(&piece, pairs, sizeof piece);
-        device::store(to, piece);
+        uint4 vec16;
+        static_assert(sizeof vec16 == sizeof pairs);
+        std::memcpy(&vec16, pairs, sizeof vec16);
+        device::store(to, vec16);
     }
 };
 
