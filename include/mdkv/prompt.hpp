@@ -164,7 +164,7 @@ public:
         if (!work_.settings.replayed) { return; }
         work_.progress.expects_next(stage, layer, first);
         expects_same(on, stage);
-        detail::staged(on, stage, [&](B const& stages) { work_.score_part(stages, layer, first, rows); });
+        detail::staged(on, stage, [&](B const& stages) { work_.score_chunk(stages, layer, first, rows); });
         if (advances(on)) { work_.progress.advance(layer, first + count); }
     }
 

@@ -150,7 +150,7 @@ public:
             " tokens of prompt_shape::tokens");
         expects_same(on, stage);
         detail::staged(
-            on, stage, [&](B const& stages) { work_.attend_part(stages, layer, before, rows, output, lse); });
+            on, stage, [&](B const& stages) { work_.attend_chunk(stages, layer, before, rows, output, lse); });
         if (detail::dry_run(on) == dry_) { work_.progress.of(layer) = before + count; }
     }
 

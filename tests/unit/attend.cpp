@@ -559,7 +559,7 @@ batch_of_caches<T> mixed_batch()
 TEST_CASE_TEMPLATE("a batch of sequences gives the bits of a call for each, with any number of threads", T, float, half)
 {
     auto const mixed = mixed_batch<T>();
-    REQUIRE(mixed.caches.back().arena_bytes() > 3 * cpu::detail::least_part_bytes);
+    REQUIRE(mixed.caches.back().arena_bytes() > 3 * cpu::detail::least_split_bytes);
     batch_of_caches<T> one;
     one.add({.heads = 2, .tokens = 90, .window = 5, .dims = {64, 32}}, 3, 2);
     for (auto const* batch : {&mixed, &std::as_const(one)})
@@ -733,7 +733,7 @@ TEST_CASE("a cache of many parts is attended like one of a single part, and any 
 {
     packed_layer<float> const layer{{.heads = 2, .tokens = 9000, .window = 33, .dims = {128, 96}}};
     auto const cache = layer.packed();
-    REQUIRE(cache.arena_bytes() > 4 * cpu::detail::least_part_bytes);
+    REQUIRE(cache.arena_bytes() > 4 * cpu::detail::least_split_bytes);
     auto const q   = random_queries<float>(6, 128);
     auto const one = attended<float, float>(cache.view(), q);
     expects_definition<float, float>(cache.view(), q, one, 1.0 / std::sqrt(128.0));
@@ -754,7 +754,7 @@ TEST_CASE("a cache of many parts of codes gives the same bits for any number of 
         .dims                              = {128, 128},
         .rungs                             = {drop, part(3, 4).as(storage::int8), full_int8, full}}};
     auto const cache = layer.packed();
-    REQUIRE(cache.arena_bytes() > 3 * cpu::detail::least_part_bytes);
+    REQUIRE(cache.arena_bytes() > 3 * cpu::detail::least_split_bytes);
     auto const q   = random_queries<float>(6, 128);
     auto const one = attended<half, float>(cache.view(), q);
     for (int const threads : {2, 3, 8})

@@ -1,4 +1,4 @@
-/// \file attend.hpp: attend on the CPU: parts of all sequences are attended by all threads (arXiv 2603.20616, section 5).
+/// \file attend.hpp: attend on the CPU: splits of all sequences are attended by all threads (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/attend.hpp>
@@ -26,12 +26,12 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     std::span<sequence_view<T, space::host> const, N> sequences, attend_options options, out_view<U, 3, backend> output,
     out_view<float, 2, backend> lse)
 {
-    using job_of_panel = detail::attend_job<T, U>;
-    index_t const rows = queries.extent(0);
-    auto const count   = static_cast<index_t>(sequences.size());
-    index_t most_parts = 0; // in all sequences
-    index_t own_bytes  = 0; // scratch of a thread
-    index_t panels     = 0; // most panels of a sequence
+    using job_of_panel  = detail::attend_job<T, U>;
+    index_t const rows  = queries.extent(0);
+    auto const count    = static_cast<index_t>(sequences.size());
+    index_t most_splits = 0; // in all sequences
+    index_t own_bytes   = 0; // scratch of a thread
+    index_t panels      = 0; // most panels of a sequence
     if (rows == 0) { return; }
     // Panel `number` of sequence i; the sequence's queries begin at token `first` of all queries.
     auto const panel_of = [&](index_t i, index_t number, index_t first) {
@@ -47,23 +47,23 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     };
     workspace::frame frame{*on.scratch, "attend"};
     auto* const jobs     = frame.take<job_of_panel>(count);
-    index_t* const first = frame.take<index_t>(count + 1); // first part of each job
+    index_t* const first = frame.take<index_t>(count + 1); // first split of each job
     for (index_t i = 0, token = 0; i < count; ++i)
     {
         job_of_panel job = panel_of(i, 0, token); // no later panel has more tokens
         mdkv::detail::carver own;
         static_cast<void>(job.carve(own));
         own_bytes = (std::max)(own_bytes, tile::round_up(own.bytes(), workspace::alignment));
-        most_parts += job.take(frame);
+        most_splits += job.take(frame);
         token += sequences[static_cast<std::size_t>(i)].queries;
         if (jobs != nullptr) { new (jobs + i) job_of_panel{job}; }
     }
-    std::byte* const memory = frame.take<std::byte>(on.slots(most_parts) * own_bytes);
+    std::byte* const memory = frame.take<std::byte>(on.slots(most_splits) * own_bytes);
     if (!frame.ready()) { return; }
 
-    auto const body = [&](index_t part, index_t slot) {
-        index_t const i = std::upper_bound(first, first + count + 1, part) - first - 1;
-        jobs[i](part - first[i], memory + slot * own_bytes);
+    auto const body = [&](index_t split, index_t slot) {
+        index_t const i = std::upper_bound(first, first + count + 1, split) - first - 1;
+        jobs[i](split - first[i], memory + slot * own_bytes);
     };
     for (index_t number = 0; number < panels; ++number)
     {
@@ -74,7 +74,7 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
             if (number > 0) { jobs[i].move_to(panel_of(i, number, token)); }
             token += sequences[static_cast<std::size_t>(i)].queries;
             stored += jobs[i].cut(mdkv::detail::attend_name(i, N != 1).text);
-            first[i + 1] = first[i] + jobs[i].parts();
+            first[i + 1] = first[i] + jobs[i].splits();
         }
         if (stored < detail::least_shared_bytes) { backend{on.scratch}.for_each(first[count], body); }
         else { on.for_each(first[count], body); }

@@ -21,11 +21,11 @@ namespace MDKV_NAMESPACE::cpu
 namespace gram_sums
 {
 
-/// How a head's samples are cut: into few enough parts to afford one Gram matrix each, and enough to keep threads busy.
-/// The number of parts does not depend on the number of threads, so sums do not either.
-inline constexpr index_t parts       = 4;
+/// How a head's samples are cut: into few enough splits to afford one Gram matrix each, and enough to keep threads busy.
+/// The number of splits does not depend on the number of threads, so sums do not either.
+inline constexpr index_t splits      = 4;
 inline constexpr index_t block_rows  = 256; // samples summed in float before they are added in double
-inline constexpr index_t least_share = 512; // samples that make a part worth its own sum
+inline constexpr index_t least_share = 512; // samples that make a split worth its own sum
 
 /// Adds X'X of one block (upper triangle, by tiles) to sum [dim, step].
 inline void add_block(float const* block, index_t samples, index_t dim, index_t step, double* sum) noexcept
@@ -70,25 +70,25 @@ inline void expects_finite(in_view<double, 3, backend> gram)
 template <element T>
 void accumulate_gram_impl(backend const& on, in_view<T, 3, backend> samples, out_view<double, 3, backend> gram)
 {
-    index_t const heads = samples.extent(0);
-    index_t const count = samples.extent(1);
-    index_t const dim   = samples.extent(2);
-    index_t const step  = tile::round_up(std::max<index_t>(dim, 1), tile::width);
-    index_t const parts = std::clamp<index_t>(count / gram_sums::least_share, 1, gram_sums::parts);
+    index_t const heads  = samples.extent(0);
+    index_t const count  = samples.extent(1);
+    index_t const dim    = samples.extent(2);
+    index_t const step   = tile::round_up(std::max<index_t>(dim, 1), tile::width);
+    index_t const splits = std::clamp<index_t>(count / gram_sums::least_share, 1, gram_sums::splits);
     workspace::frame frame{*on.scratch, "accumulate_gram"};
-    double* const sums  = frame.take<double>(checked_multiply(heads * parts, dim * dim)); // [H, parts, D, D]
-    float* const blocks = frame.take<float>(on.slots(heads * parts) * (gram_sums::block_rows * step + tile::width));
+    double* const sums  = frame.take<double>(checked_multiply(heads * splits, dim * dim)); // [H, splits, D, D]
+    float* const blocks = frame.take<float>(on.slots(heads * splits) * (gram_sums::block_rows * step + tile::width));
     if (!frame.ready()) { return; }
 
-    on.for_each(heads * parts, [&](index_t item, index_t slot) {
-        index_t const head = item / parts;
-        index_t const part = item % parts;
-        float* const block = blocks + slot * (gram_sums::block_rows * step + tile::width); // [block_rows, step]
-        double* const sum  = sums + item * dim * dim;
+    on.for_each(heads * splits, [&](index_t item, index_t slot) {
+        index_t const head  = item / splits;
+        index_t const split = item % splits;
+        float* const block  = blocks + slot * (gram_sums::block_rows * step + tile::width); // [block_rows, step]
+        double* const sum   = sums + item * dim * dim;
         std::fill_n(sum, dim * dim, 0.0);
         std::fill_n(block, gram_sums::block_rows * step + tile::width, 0.0F);
-        index_t const end = count * (part + 1) / parts;
-        for (index_t t = count * part / parts; t < end; t += gram_sums::block_rows)
+        index_t const end = count * (split + 1) / splits;
+        for (index_t t = count * split / splits; t < end; t += gram_sums::block_rows)
         {
             index_t const rows = (std::min)(gram_sums::block_rows, end - t);
             for (index_t i = 0; i < rows; ++i)
@@ -98,7 +98,7 @@ void accumulate_gram_impl(backend const& on, in_view<T, 3, backend> samples, out
             gram_sums::add_block(block, rows, dim, step, sum);
         }
     });
-    run(on, mdkv::detail::gram_of_parts<space::host>{sums, parts, gram}, heads * dim);
+    run(on, mdkv::detail::gram_of_splits<space::host>{sums, splits, gram}, heads * dim);
 }
 
 /// The backend's part of eigenbasis.

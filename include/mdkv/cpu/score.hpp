@@ -42,23 +42,23 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     index_t const logits        = checked_multiply(plan.rows, tile::round_up(tokens, tile::block));
     if (logits <= most_kept && !options.lse) { plan.more = logits; }
 
-    // Sweep one is cut into at most 8 parts a head and one more for the window; sweep two is cut into pieces of fixed
+    // Sweep one is cut into at most 8 splits a head and one more for the window; sweep two is cut into pieces of fixed
     // length.
-    constexpr index_t block = tile::block;
-    index_t const parts     = std::clamp<index_t>(tokens / (2 * block), 1, 8);
-    index_t const part_size = tile::round_up((tokens + parts - 1) / parts, block);
-    index_t const piece     = 2 * block;
-    index_t const pieces    = (tokens + piece - 1) / piece;
-    index_t const slots     = on.slots(heads * (std::max)(parts + 1, pieces));
-    index_t const per_slot  = tile::round_up(mdkv::detail::bytes_of<score_slot>(plan), workspace::alignment);
-    mdkv::detail::score_states states{nullptr, parts + 1, plan.softmaxes, plan.rows};
+    constexpr index_t block  = tile::block;
+    index_t const splits     = std::clamp<index_t>(tokens / (2 * block), 1, 8);
+    index_t const split_size = tile::round_up((tokens + splits - 1) / splits, block);
+    index_t const piece      = 2 * block;
+    index_t const pieces     = (tokens + piece - 1) / piece;
+    index_t const slots      = on.slots(heads * (std::max)(splits + 1, pieces));
+    index_t const per_slot   = tile::round_up(mdkv::detail::bytes_of<score_slot>(plan), workspace::alignment);
+    mdkv::detail::score_states states{nullptr, splits + 1, plan.softmaxes, plan.rows};
 
     plan.past = tokens;
     workspace::frame frame{*on.scratch, "score"};
     plan.memory            = frame.take<float>(checked_multiply(heads, plan.head_floats()));
-    states.memory          = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
+    states.memory          = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
     std::byte* const rooms = frame.take<std::byte>(checked_multiply(slots, per_slot));
-    plan.parts             = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.part_floats())) : nullptr;
+    plan.terms             = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.term_floats())) : nullptr;
     if (!frame.ready() || tokens == 0) { return; }
 
     for (index_t i = 0; options.query_weights && i < queries.extent(1); ++i)
@@ -87,19 +87,19 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     // Sweep one.
     bool const exact_needed = !options.lse.has_value();
     bool const sweep        = exact_needed || plan.softmaxes > 1;
-    on.for_each(sweep ? heads * states.parts : 0, [&](index_t item, index_t slot_index) {
-        index_t const head               = item / states.parts;
-        index_t const part               = item % states.parts;
-        bool const in_window             = part == parts;
-        index_t const begin              = in_window ? 0 : part * part_size;
-        index_t const end                = in_window ? window : (std::min)(tokens, begin + part_size);
+    on.for_each(sweep ? heads * states.splits : 0, [&](index_t item, index_t slot_index) {
+        index_t const head               = item / states.splits;
+        index_t const split              = item % states.splits;
+        bool const in_window             = split == splits;
+        index_t const begin              = in_window ? 0 : split * split_size;
+        index_t const end                = in_window ? window : (std::min)(tokens, begin + split_size);
         index_t const offset             = in_window ? tokens : 0;
         score_slot const slot            = slot_at(slot_index);
         mdkv::detail::score_head const h = plan.head(head);
         for (int i = 0; i < plan.softmaxes; ++i)
         {
-            std::fill_n(states.largest(head, part, i), plan.rows, mdkv::detail::lowest_logit);
-            std::fill_n(states.sum(head, part, i), plan.rows, 0.0F);
+            std::fill_n(states.largest(head, split, i), plan.rows, mdkv::detail::lowest_logit);
+            std::fill_n(states.sum(head, split, i), plan.rows, 0.0F);
         }
         for (index_t t = begin; t < end && !plan.none_sees(offset + t); t += block)
         {
@@ -107,7 +107,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
             detail::score_block const here{slot, plan, h, offset + t, count};
             tile::read_block(in_window ? window_keys : keys, head, t, count, slot.rows);
             if (!in_window) { here.project_keys(); }
-            here.add_states(exact_needed, in_window, states, head, part);
+            here.add_states(exact_needed, in_window, states, head, split);
         }
     });
     mdkv::detail::score_join<backend> const join{options.lse.value_or(in_view<float, 2, backend>{}),
@@ -137,7 +137,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
             here.write_losses(value_basis, head, loss);
         }
     });
-    index_t const centred_heads = plan.parts != nullptr ? heads : 0;
+    index_t const centred_heads = plan.terms != nullptr ? heads : 0;
     run(on, mdkv::detail::score_value_sums<T, backend>{values, plan}, centred_heads * plan.value_pieces());
     run(on, mdkv::detail::score_centre{plan}, centred_heads);
     mdkv::detail::score_centred<T, backend> const centred{values, plan, loss};

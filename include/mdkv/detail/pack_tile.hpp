@@ -156,20 +156,20 @@ private:
     MDKV_HD void project(Team const& t, scratch const& mine, tile_ref const& at, int c, int n, int dim) const
     {
         constexpr int lanes = Team::lanes;
-        constexpr int parts = tile / lanes; // parts of a column
+        constexpr int vectors = tile / lanes; // vectors of a column
         auto const& basis   = at.rows.by_token ? walk.value_basis : walk.key_basis;
         t.sync(); // x may still be read
-        for (int i = member(t); i < (n + sums - 1) / sums * parts; i += members(t))
+        for (int i = member(t); i < (n + sums - 1) / sums * vectors; i += members(t))
         {
-            int const j               = i / parts * sums;
-            float const* const column = mine.columns + i % parts * lanes;
+            int const j               = i / vectors * sums;
+            float const* const column = mine.columns + i % vectors * lanes;
             float const* direction[sums]{};
             for (int k = 0; k < sums; ++k) { direction[k] = basis.row(at.h, c + (j + k < n ? j + k : j)); }
             float sum[sums][std::size_t{lanes}];
             column_products(t, direction, column, dim, sum);
             for (int k = 0; k < sums && j + k < n; ++k)
             {
-                for (int l = 0; l < lanes; ++l) { mine.x[(j + k) * tile + i % parts * lanes + l] = sum[k][l]; }
+                for (int l = 0; l < lanes; ++l) { mine.x[(j + k) * tile + i % vectors * lanes + l] = sum[k][l]; }
             }
         }
         t.sync();

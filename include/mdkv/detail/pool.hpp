@@ -78,7 +78,7 @@ private:
 /// Adaptive pooling goes over a row twice, rightwards and leftwards (which is rightwards over the reversed row). Within a
 /// block of 16 tokens losses fade in float, by doubled distances; from block to block they are carried in double, so that
 /// rounding does not grow with the distance. All factors are computed here, on the host. An item is a row; a member works
-/// on its part block by block.
+/// on its share block by block.
 template <backend B>
 struct pool_fading
 {

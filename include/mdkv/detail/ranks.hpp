@@ -248,17 +248,17 @@ struct head_numbers
 template <backend B>
 [[nodiscard]] head_numbers number_heads(B const& on, char const* stage, index_t own, index_t layers)
 {
-    auto const* const all  = ranks_of(on);
-    index_t const parts    = layers > 0 ? layers : 1;
-    index_t const each     = own / parts;
-    rank_heads const shard = all == nullptr ? rank_heads{.heads = each, .layers = parts} : all->own();
-    expects(own == parts * each, stage, ": ", own, " heads are not those of ", layers, " layers");
+    auto const* const all    = ranks_of(on);
+    index_t const own_layers = layers > 0 ? layers : 1;
+    index_t const each       = own / own_layers;
+    rank_heads const shard   = all == nullptr ? rank_heads{.heads = each, .layers = own_layers} : all->own();
+    expects(own == own_layers * each, stage, ": ", own, " heads are not those of ", layers, " layers");
     auto const within = [stage](char const* name, index_t first, index_t n, index_t all_of_them) {
         expects(first >= 0 && n <= all_of_them && first <= all_of_them - n, stage, ": this rank's ", n, " ", name,
             " from ", first, " on are not among the ", all_of_them, " of all ranks");
     };
     within("heads", shard.first_head, each, shard.heads);
-    within("layers", shard.first_layer, parts, shard.layers);
+    within("layers", shard.first_layer, own_layers, shard.layers);
     return {shard, own, each, checked_multiply(shard.heads, layers > 0 ? shard.layers : 1),
         (layers > 0 ? shard.first_layer * shard.heads : 0) + shard.first_head};
 }

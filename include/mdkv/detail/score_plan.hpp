@@ -81,8 +81,8 @@ struct score_plan
     index_t first_query = 0;       ///< position of query 0
     index_t more        = 0;       ///< floats of a head's operands that are a backend's own
     float* memory       = nullptr; ///< operands of all heads, one after another
-    float* parts =
-        nullptr;      ///< see part(): losses are centred, which takes the masses of all tokens first; null: not centred
+    float* terms =
+        nullptr;      ///< see term(): losses are centred, which takes the masses of all tokens first; null: not centred
     index_t past = 0; ///< N
 
     /// A plan for the queries [group, queries] of each KV head; `tokens` includes the window.
@@ -124,19 +124,19 @@ struct score_plan
 
     /// [N]  Numbers that sweep two leaves of a head's tokens if losses are centred: number 0 is ||P||, 1 + 2 r is the norm of
     /// |P' - P| at rung r, and 2 + 2 r the variance by the codes of rung r. In the place of the loss it leaves |v - v'|^2.
-    [[nodiscard]] MDKV_HD float* part(index_t head, int number) const noexcept
+    [[nodiscard]] MDKV_HD float* term(index_t head, int number) const noexcept
     {
-        return parts + head * part_floats() + number * past;
+        return terms + head * term_floats() + number * past;
     }
     /// [value_dim + 1]  Sums that score_value_sums leaves of a piece of a head's tokens.
     [[nodiscard]] MDKV_HD float* value_sums(index_t head, index_t piece) const noexcept
     {
-        return part(head, 1 + 2 * count) + piece * (value_dim + 1);
+        return term(head, 1 + 2 * count) + piece * (value_dim + 1);
     }
     static constexpr index_t value_piece = 512; ///< tokens of a piece
     [[nodiscard]] MDKV_HD index_t value_pieces() const noexcept { return (past + value_piece - 1) / value_piece; }
-    /// Floats of a head's parts and sums of values.
-    [[nodiscard]] MDKV_HD index_t part_floats() const noexcept
+    /// Floats of a head's terms and sums of values.
+    [[nodiscard]] MDKV_HD index_t term_floats() const noexcept
     {
         return rotates ? (1 + 2 * count) * past + value_pieces() * (value_dim + 1) : 0;
     }
@@ -166,7 +166,7 @@ struct score_plan
     {
         return (dim + int{quantised_group} - 1) / int{quantised_group};
     }
-    /// Each part of a head's operands has whole vectors of 16 bytes, which GPUs load at once.
+    /// Each of a head's operands has whole vectors of 16 bytes, which GPUs load at once.
     [[nodiscard]] MDKV_HD index_t noise_floats() const noexcept { return codes ? round_up(count * groups(), 4) : 0; }
     [[nodiscard]] MDKV_HD index_t channel_floats() const noexcept
     {
@@ -230,23 +230,23 @@ private:
     }
 };
 
-/// The states of every softmax after sweep one, for each part of each head's tokens: the largest logit of every row, then
-/// the sum of 2^(logit - largest) of every row: [H, parts, softmaxes, 2, rows].
+/// The states of every softmax after sweep one, for each split of each head's tokens: the largest logit of every row, then
+/// the sum of 2^(logit - largest) of every row: [H, splits, softmaxes, 2, rows].
 struct score_states
 {
     float* memory;
-    index_t parts; // parts of a head
+    index_t splits; // splits of a head's tokens
     int softmaxes;
     int rows;
 
-    [[nodiscard]] MDKV_HD index_t per_part() const noexcept { return index_t{2} * softmaxes * rows; }
-    [[nodiscard]] MDKV_HD float* largest(index_t head, index_t part, int softmax) const noexcept
+    [[nodiscard]] MDKV_HD index_t per_split() const noexcept { return index_t{2} * softmaxes * rows; }
+    [[nodiscard]] MDKV_HD float* largest(index_t head, index_t split, int softmax) const noexcept
     {
-        return memory + (head * parts + part) * per_part() + index_t{2} * softmax * rows;
+        return memory + (head * splits + split) * per_split() + index_t{2} * softmax * rows;
     }
-    [[nodiscard]] MDKV_HD float* sum(index_t head, index_t part, int softmax) const noexcept
+    [[nodiscard]] MDKV_HD float* sum(index_t head, index_t split, int softmax) const noexcept
     {
-        return largest(head, part, softmax) + rows;
+        return largest(head, split, softmax) + rows;
     }
 };
 
@@ -260,7 +260,7 @@ template <row_norm Norm, class V>
     else { return total + x; }
 }
 
-/// The total of both parts of a token's rows.
+/// The total of two subsets of a token's rows.
 template <class V>
 [[nodiscard]] MDKV_HD V joined_rows(row_norm norm, V const& a, V const& b) noexcept
 {
@@ -320,7 +320,7 @@ MDKV_HD void with_norm(row_norm norm, Body const& body)
     return moved * length + mass * sqrtf(missing + noise * length * length);
 }
 
-/// Writes the loss of token i of a head at rung r of the plan, of length |v|, or its parts.
+/// Writes the loss of token i of a head at rung r of the plan, of length |v|, or its terms.
 template <class Losses>
 MDKV_HD void write_loss(score_plan const& plan, int r, Losses const& loss, index_t head, index_t i, float total,
     float mass, float length, float missing, float spread) noexcept
@@ -328,11 +328,11 @@ MDKV_HD void write_loss(score_plan const& plan, int r, Losses const& loss, index
     score_rung const& u = plan.rungs[r];
     float const noise   = noise_of(u, spread);
     float const moved   = u.projected ? norm_of(plan.norm, total) : 0.0F;
-    bool const centred  = plan.parts != nullptr;
+    bool const centred  = plan.terms != nullptr;
     if (centred)
     {
-        plan.part(head, 1 + 2 * r)[i] = moved;
-        plan.part(head, 2 + 2 * r)[i] = noise;
+        plan.term(head, 1 + 2 * r)[i] = moved;
+        plan.term(head, 2 + 2 * r)[i] = noise;
     }
     loss(head, u.index, i) = centred ? missing : stored_loss(moved, mass, length, missing, noise);
 }

@@ -201,7 +201,7 @@ struct score_value_sums
         index_t const piece    = item % plan.value_pieces();
         index_t const begin    = piece * plan.value_piece;
         index_t const end      = begin + plan.value_piece < plan.past ? begin + plan.value_piece : plan.past;
-        float const* const all = plan.part(h, 0);
+        float const* const all = plan.term(h, 0);
         float* const to        = plan.value_sums(h, piece);
         for (index_t d = member(t) * lanes; d < plan.value_dim; d += members(t) * lanes)
         {
@@ -273,13 +273,13 @@ struct score_centred
         index_t const end   = begin + per_item < plan.past ? begin + per_item : plan.past;
         for (index_t i = begin + t.rank(); i < end; i += t.size())
         {
-            float const mass   = plan.part(h, 0)[i];
+            float const mass   = plan.term(h, 0)[i];
             float const length = sqrtf(squared_distance(t, values.row(h, i), plan.head(h).centre));
             if (plan.dropped >= 0) { loss(h, plan.dropped, i) = dropped_loss(mass, length); }
             for (int r = 0; r < plan.count; ++r)
             {
                 float& lost = loss(h, plan.rungs[r].index, i);
-                lost        = stored_loss(plan.part(h, 1 + 2 * r)[i], mass, length, lost, plan.part(h, 2 + 2 * r)[i]);
+                lost        = stored_loss(plan.term(h, 1 + 2 * r)[i], mass, length, lost, plan.term(h, 2 + 2 * r)[i]);
             }
         }
     }
@@ -325,7 +325,7 @@ private:
     }
 };
 
-/// Joins the states of a head's parts into log-sum-exps that include the query's weight w: P times w is
+/// Joins the states of a head's splits into log-sum-exps that include the query's weight w: P times w is
 /// 2^(logit - (lse - log2 w)). An item is 256 rows of one head's softmaxes.
 template <backend B>
 struct score_join
@@ -373,16 +373,16 @@ private:
         if (!(outside < -lowest_logit)) { return not_a_number; }
         outside       = outside > lowest_logit ? outside * log2_e : lowest_logit;
         float largest = outside;
-        for (index_t part = 0; part < states.parts; ++part)
+        for (index_t split = 0; split < states.splits; ++split)
         {
-            float const here = states.largest(head, part, softmax)[row];
+            float const here = states.largest(head, split, softmax)[row];
             largest          = here > largest ? here : largest;
         }
         float total = elsewhere.empty() ? 0.0F : exp2f(outside - largest);
-        for (index_t part = 0; part < states.parts; ++part)
+        for (index_t split = 0; split < states.splits; ++split)
         {
-            float const here = states.largest(head, part, softmax)[row];
-            total += states.sum(head, part, softmax)[row] * exp2f(here - largest);
+            float const here = states.largest(head, split, softmax)[row];
+            total += states.sum(head, split, softmax)[row] * exp2f(here - largest);
         }
         return largest + log2f(total) - weight;
     }

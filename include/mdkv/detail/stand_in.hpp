@@ -263,12 +263,12 @@ private:
     MDKV_HD void multiply(Team const& t, scratch const& mine, in_view<float, 3, B> const& all, index_t h, index_t from,
         int count, Take const& take) const
     {
-        constexpr int parts = tile / Team::lanes; // parts of a column
-        auto const dim      = static_cast<int>(keys.extent(2));
-        for (int i = member(t); i < (count + sums - 1) / sums * parts; i += members(t))
+        constexpr int vectors = tile / Team::lanes; // vectors of a column
+        auto const dim        = static_cast<int>(keys.extent(2));
+        for (int i = member(t); i < (count + sums - 1) / sums * vectors; i += members(t))
         {
-            int const r      = i / parts * sums;
-            int const column = i % parts * Team::lanes;
+            int const r      = i / vectors * sums;
+            int const column = i % vectors * Team::lanes;
             float const* row[sums]{};
             for (int k = 0; k < sums; ++k) { row[k] = all.row(h, from + (r + k < count ? r + k : r)); }
             float product[sums][Team::lanes];
@@ -378,15 +378,15 @@ private:
     [[nodiscard]] MDKV_HD static double dot(float const* a, V const* b, index_t dim)
     {
         constexpr int lanes = 8; // a number of sums that compilers vectorise
-        double part[lanes]{};
+        double partial[lanes]{};
         index_t d = 0;
         for (; d + lanes <= dim; d += lanes)
         {
-            for (int l = 0; l < lanes; ++l) { part[l] += double{a[d + l]} * double{b[d + l]}; }
+            for (int l = 0; l < lanes; ++l) { partial[l] += double{a[d + l]} * double{b[d + l]}; }
         }
         double sum = 0;
         for (; d < dim; ++d) { sum += double{a[d]} * double{b[d]}; }
-        for (double const x : part) { sum += x; }
+        for (double const x : partial) { sum += x; }
         return sum;
     }
 };

@@ -93,7 +93,7 @@ concept team = requires(T const& t, index_t n, index_t* counter) {
     carver{t.scratch()};
 };
 
-/// A member's part of rows of `columns` each: columns column, column + size(), ... of rows row, row + rows, ...; neighbours
+/// A member's share of rows of `columns` each: columns column, column + size(), ... of rows row, row + rows, ...; neighbours
 /// take neighbouring columns, and a team longer than a row takes several rows at once.
 struct rows_share
 {
@@ -141,7 +141,7 @@ MDKV_HD void copy_bytes(Team const& t, std::byte const* from, std::byte* to, int
 {
     struct alignas(16) four_words
     {
-        std::uint32_t part[4];
+        std::uint32_t word[4];
     };
     if constexpr (Team::lanes > 1) { __builtin_memcpy(to, from, static_cast<std::size_t>(bytes)); }
     else

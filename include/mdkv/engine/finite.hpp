@@ -42,7 +42,7 @@ struct find_not_finite
         auto const mine     = share_rows(t, Team::lanes > 1 ? dim : (dim + vec16 - 1) / vec16);
         for (index_t i = begin + mine.row; i < end; i += mine.rows)
         {
-            if (part_finite(t, rows.row(h, i), dim, mine.column)) { continue; }
+            if (share_finite(t, rows.row(h, i), dim, mine.column)) { continue; }
             t.min_across(first, h * rows.extent(1) + i);
             return;
         }
@@ -54,9 +54,9 @@ private:
                                               : std::same_as<T, float> ? 0x7f800000U
                                                                        : 0x7f80U;
 
-    /// True when a member's part of a row is finite: vectors of 16 bytes, `column` the first one; on a CPU all of the row.
+    /// True when a member's share of a row is finite: vectors of 16 bytes, `column` the first one; on a CPU all of the row.
     template <team Team>
-    [[nodiscard]] MDKV_HD static bool part_finite(Team const& t, T const* x, index_t dim, index_t column) noexcept
+    [[nodiscard]] MDKV_HD static bool share_finite(Team const& t, T const* x, index_t dim, index_t column) noexcept
     {
         if constexpr (Team::lanes > 1) { return finite(x, dim); }
         bool all = true;

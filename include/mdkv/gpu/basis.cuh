@@ -25,25 +25,25 @@ namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 /// How a Gram matrix is cut: into tiles, of which only the upper ones, diagonal included, are summed, and its samples into
-/// parts that blocks sum side by side. The cut depends on extents only, so that every run adds in the same order.
+/// splits that blocks sum side by side. The cut depends on extents only, so that every run adds in the same order.
 struct gram_cut
 {
     static constexpr int side            = 64;   // columns of a tile
-    static constexpr index_t most_parts  = 32;   // bounds the scratch
-    static constexpr index_t least_share = 1024; // samples that make a part worth its own sum
+    static constexpr index_t most_splits = 32;   // bounds the scratch
+    static constexpr index_t least_share = 1024; // samples that make a split worth its own sum
 
     index_t across; ///< tiles side by side
     index_t tiles;  ///< on and above the diagonal
-    index_t parts;
+    index_t splits;
 
     gram_cut(index_t samples, index_t dim)
         : across{(dim + side - 1) / side}
         , tiles{across * (across + 1) / 2}
-        , parts{std::clamp<index_t>(samples / least_share, 1, most_parts)}
+        , splits{std::clamp<index_t>(samples / least_share, 1, most_splits)}
     {}
 };
 
-/// One tile of one part of one head's samples: 64 x 64 sums in the registers of 128 threads. A thread has acc[k][e] of row
+/// One tile of one split of one head's samples: 64 x 64 sums in the registers of 128 threads. A thread has acc[k][e] of row
 /// `row(k, e)` and column `column(k, e)` of the tile.
 template <element T>
 struct gram_products
@@ -61,27 +61,27 @@ struct gram_products
     static constexpr int stages   = 2;
 
     token_rows<T> samples;
-    double* sums; // [H, parts, D, D]  written in the tiles on and above the diagonal
+    double* sums; // [H, splits, D, D]  written in the tiles on and above the diagonal
     gram_cut cut;
 
     [[nodiscard]] index_t shared_bytes() const { return index_t{stages} * 2 * rows * pitch * int{sizeof(T)}; }
 
     __device__ void operator()() const
     {
-        index_t const item = device::block() / cut.tiles; // head and part
-        index_t const part = item % cut.parts;
+        index_t const item  = device::block() / cut.tiles; // head and split
+        index_t const split = item % cut.splits;
         index_t i          = 0; // the tile's row, in tiles
         index_t j          = device::block() % cut.tiles;
         for (; j >= cut.across - i; ++i) { j -= cut.across - i; }
         j += i;
-        index_t const begin  = samples.view.extent(1) * part / cut.parts;
-        index_t const end    = samples.view.extent(1) * (part + 1) / cut.parts;
+        index_t const begin  = samples.view.extent(1) * split / cut.splits;
+        index_t const end    = samples.view.extent(1) * (split + 1) / cut.splits;
         index_t const rounds = (end - begin + rows - 1) / rows;
         auto const fetch     = [&](index_t round) {
             if (round < rounds)
             {
-                fill(strip(round, 0), item / cut.parts, begin + round * rows, end, i * side);
-                if (i != j) { fill(strip(round, 1), item / cut.parts, begin + round * rows, end, j * side); }
+                fill(strip(round, 0), item / cut.splits, begin + round * rows, end, i * side);
+                if (i != j) { fill(strip(round, 1), item / cut.splits, begin + round * rows, end, j * side); }
             }
             device::copy_async_commit();
         };
@@ -236,10 +236,10 @@ void accumulate_gram_impl(backend const& on, in_view<T, 3, backend> samples, out
     index_t const dim   = samples.extent(2);
     kernels::gram_cut const cut{samples.extent(1), dim};
     workspace::frame frame{*on.scratch, "accumulate_gram"};
-    double* const sums = frame.take<double>(checked_multiply(heads * cut.parts, dim * dim));
+    double* const sums = frame.take<double>(checked_multiply(heads * cut.splits, dim * dim));
     if (!frame.ready() || samples.empty()) { return; }
-    launch(on, kernels::gram_products<T>{kernels::token_rows<T>{samples}, sums, cut}, heads * cut.parts * cut.tiles);
-    run(on, mdkv::detail::gram_of_parts<space::device>{sums, cut.parts, gram}, heads * dim);
+    launch(on, kernels::gram_products<T>{kernels::token_rows<T>{samples}, sums, cut}, heads * cut.splits * cut.tiles);
+    run(on, mdkv::detail::gram_of_splits<space::device>{sums, cut.splits, gram}, heads * dim);
 }
 
 /// The backend's part of eigenbasis.

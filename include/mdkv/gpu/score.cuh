@@ -24,7 +24,7 @@ namespace MDKV_NAMESPACE::gpu
 // How it works. A block takes a tile of tokens: it reads the tile once, finds coordinates in the basis, and
 // multiplies keys and coordinates with the queries, panel by panel, in registers; nothing of size queries x tokens leaves
 // the registers. Tokens are read twice, because every softmax needs its normaliser before the
-// first loss: sweep one adds up the log-sum-exps of a part of the tokens per block, which one job joins; sweep two adds up
+// first loss: sweep one adds up the log-sum-exps of a split of the tokens per block, which one job joins; sweep two adds up
 // differences of probabilities over the queries, token by token, and writes the losses.
 
 /// Weights of queries are in device memory, which the host does not read: a negative one or a NaN makes losses NaN, which
@@ -47,15 +47,15 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     detail::score_tiling const tiling{plan, sizeof(T) == 2 && std::same_as<T, U>};
     plan.more = tiling.tensor ? index_t{plan.dim} * plan.rows / 2 : 0;
 
-    index_t const tiles = tiling.tiles(tokens); // tiles of a head
-    index_t const parts = std::clamp<index_t>(tiles / 4, 1, (detail::score_parts + heads - 1) / heads);
-    detail::score_states states{nullptr, (parts + 1) * tiling.token_warps(), plan.softmaxes, plan.rows};
+    index_t const tiles  = tiling.tiles(tokens); // tiles of a head
+    index_t const splits = std::clamp<index_t>(tiles / 4, 1, (detail::score_splits + heads - 1) / heads);
+    detail::score_states states{nullptr, (splits + 1) * tiling.token_warps(), plan.softmaxes, plan.rows};
 
     plan.past = tokens;
     workspace::frame frame{*on.scratch, "score"};
     plan.memory   = frame.take<float>(checked_multiply(heads, plan.head_floats()));
-    states.memory = frame.take<float>(checked_multiply(heads * states.parts, states.per_part()));
-    plan.parts    = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.part_floats())) : nullptr;
+    states.memory = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
+    plan.terms    = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.term_floats())) : nullptr;
     if (!frame.ready() || tokens == 0) { return; }
     index_t const most = most_shared_memory(on);
     expects(tiling.all <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ",
@@ -82,8 +82,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     {
         launch(on,
             kernels::score_sums<T>{
-                key_rows, detail::token_rows<T>{window_keys}, plan, tiling, states, parts, !options.lse.has_value()},
-            heads * (parts + 1));
+                key_rows, detail::token_rows<T>{window_keys}, plan, tiling, states, splits, !options.lse.has_value()},
+            heads * (splits + 1));
     }
     mdkv::detail::score_join<backend> const join{options.lse.value_or(in_view<float, 2, backend>{}),
         options.lse_elsewhere.value_or(in_view<float, 2, backend>{}),
@@ -92,7 +92,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     launch(on,
         kernels::score_losses<T>{key_rows, detail::token_rows<T>{values}, value_basis, loss, plan, tiling, tiles},
         checked_multiply(heads, tiles));
-    index_t const centred_heads = plan.parts != nullptr ? heads : 0;
+    index_t const centred_heads = plan.terms != nullptr ? heads : 0;
     run(on, mdkv::detail::score_value_sums<T, backend>{values, plan}, centred_heads * plan.value_pieces());
     run(on, mdkv::detail::score_centre{plan}, centred_heads);
     mdkv::detail::score_centred<T, backend> const centred{values, plan, loss};

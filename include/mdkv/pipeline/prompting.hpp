@@ -369,12 +369,12 @@ struct prompt_work
         return slice<1>(item_of(rungs, l), 0, n);
     }
     /// A layer's part of a state, or an empty view if the preset does not need that state.
-    [[nodiscard]] static in_view<float, 3, B> part_of(out_view<float, 4, B> const& all, index_t l)
+    [[nodiscard]] static in_view<float, 3, B> layer_of(out_view<float, 4, B> const& all, index_t l)
     {
         return all.extent(0) > 0 ? as_input(item_of(all, l)) : in_view<float, 3, B>{};
     }
 
-    void score_part(B const& on, index_t l, index_t first, rows_of_layer const& rows) const
+    void score_chunk(B const& on, index_t l, index_t first, rows_of_layer const& rows) const
     {
         index_t const count = rows.keys.extent(1);
         index_t const end   = (std::min)(first + count, losses.extent(3)) - first; // the window's tokens are left out
@@ -434,8 +434,8 @@ struct prompt_work
             .query_weights              = as_input(weights),
             .uniform_queries            = p.uniform_queries(Q)};
         if (p.ratios.any_rotated()) { options.channels = as_input(item_of(channels, l)); }
-        score(on, queries, keys, values, slice<1>(rows.keys, N, one.window), part_of(key_bases, l),
-            part_of(value_bases, l), p.ratios, options, scored);
+        score(on, queries, keys, values, slice<1>(rows.keys, N, one.window), layer_of(key_bases, l),
+            layer_of(value_bases, l), p.ratios, options, scored);
         mdkv::pool(on, as_input(scored), p.pooling, p.replayed ? pooled : found);
         if (!p.replayed) { return; }
         prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
@@ -527,8 +527,9 @@ struct prompt_work
             auto const weighed = slice<0>(leverages, 0, settings.leverage_power() > 0 ? N : 0);
             mdkv::balance(on, slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
         }
-        index_t const parts = settings.shared ? 1 : shard.layers; // parts that have a limit of their own
-        std::vector<allocation> found(static_cast<std::size_t>(parts));
+        index_t const limits =
+            settings.shared ? 1 : shard.layers; // subsets of the heads that have a limit of their own
+        std::vector<allocation> found(static_cast<std::size_t>(limits));
         auto const all = [&] {
             allocation total;
             for (allocation const& one_part : found) { add(total, one_part); }
@@ -536,24 +537,24 @@ struct prompt_work
         };
         auto const choose = [&](index_t i, index_t bytes) {
             bool const here     = settings.shared || (i >= shard.first_layer && i < shard.first_layer + L);
-            index_t const each  = shard.layers / parts; // layers of a part, on all ranks
+            index_t const each  = shard.layers / limits; // layers of a limit, on all ranks
             index_t const heads = settings.shared ? L * H : here ? H : 0;
             index_t const first = settings.shared || !here ? 0 : (i - shard.first_layer) * H;
-            in_view<float, 3, B> const of_part{
+            in_view<float, 3, B> const of_limit{
                 after(losses.data_handle(), first * R * M), {heads, R, N}, {R * M, M, 1}};
             index_t const apart = rungs.extent(2);
             out_view<std::uint8_t, 2, B> const to{after(rungs.data_handle(), first * apart), {heads, N}, {apart, 1}};
             found[static_cast<std::size_t>(i)] = allocate_within(on, each * bytes, limit, report, costs,
-                {.charge = settings.charge, .layers = settings.shared ? L : 0}, to, of_part);
+                {.charge = settings.charge, .layers = settings.shared ? L : 0}, to, of_limit);
         };
-        for (index_t i = 0; i < parts; ++i) { choose(i, spend); }
+        for (index_t i = 0; i < limits; ++i) { choose(i, spend); }
         if ((next.coded_window || next.coded_stand_ins) && !codes_are_cheap(all()))
         {
             bool const anew   = next.coded_window && next.budget >= one.window_bytes();
             next.coded_window = next.coded_window && !anew;
             plan_stand_ins(next, one, false);
             spend = next.budget - window_bytes(next, one);
-            for (index_t i = 0; i < parts && anew; ++i) { choose(i, spend); }
+            for (index_t i = 0; i < limits && anew; ++i) { choose(i, spend); }
         }
         if (next.coded_window)
         {
@@ -563,7 +564,7 @@ struct prompt_work
                 L * H);
         }
         index_t const aside = one.heads * next.stand_ins * stand_in_bytes(next.coded_stand_ins);
-        for (index_t i = 0; i < parts; ++i)
+        for (index_t i = 0; i < limits; ++i)
         {
             if (aside > 0 && found[static_cast<std::size_t>(i)].tokens[0] > 0) { choose(i, spend - aside); }
         }
@@ -713,7 +714,7 @@ struct prompt_work
         }
         auto const pack_with = [&](in_view<T, 3, B> const& stored) {
             mdkv::pack(on, keys, stored, slice<1>(rows.keys, N, one.window), slice<1>(rows.values, N, one.window),
-                part_of(key_bases, l), part_of(value_bases, l), chosen, cache, part_of(channels, l), {},
+                layer_of(key_bases, l), layer_of(value_bases, l), chosen, cache, layer_of(channels, l), {},
                 as_input(made_keys), as_input(made_values));
         };
         pack_with(values);

@@ -163,7 +163,7 @@ struct reader_work
     }
 
     /// A part of a chunk in one layer, whose tokens are number `before` of the chunk and the next ones.
-    void attend_part(B const& on, index_t l, index_t before, rows_of_layer const& rows, out_view<U, 3, B> output,
+    void attend_chunk(B const& on, index_t l, index_t before, rows_of_layer const& rows, out_view<U, 3, B> output,
         out_view<float, 2, B> lse)
     {
         index_t const n = rows.keys.extent(1);
@@ -522,13 +522,13 @@ struct reader_work
         auto const limit  = scratch_view<index_t>(on, frame, 1);
         auto const report = scratch_view<allocation>(on, frame, 1);
         static_cast<void>(frame.ready());
-        index_t const parts = settings.shared ? 1 : L;
+        index_t const limits = settings.shared ? 1 : L;
         allocation total;
-        for (index_t i = 0; i < parts; ++i)
+        for (index_t i = 0; i < limits; ++i)
         {
-            add(total, allocate_within(on, spend / parts, limit, report, costs,
+            add(total, allocate_within(on, spend / limits, limit, report, costs,
                            {.charge = settings.charge, .layers = settings.shared ? L : 0}, rung, loss,
-                           slice<0>(first, i * H, L * H / parts + 1), most));
+                           slice<0>(first, i * H, L * H / limits + 1), most));
         }
         expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
             ": a loss is NaN or infinite; queries, keys or values are not finite, or too large to multiply");

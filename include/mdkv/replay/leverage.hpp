@@ -34,8 +34,8 @@ struct whiten
     {
         carver& cut;
         index_t dim;
-        double* pivot = cut.take<double>(dim); // [D]
-        double* part  = cut.take<double>(dim); // [D]  multiples of the pivot's row to subtract from later rows
+        double* pivot    = cut.take<double>(dim); // [D]
+        double* multiple = cut.take<double>(dim); // [D]  multiples of the pivot's row to subtract from later rows
     };
 
     [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(gram.extent(2)); }
@@ -58,7 +58,7 @@ struct whiten
             double const own = gram(h, k, k) < lambda ? lambda : gram(h, k, k);
             for (index_t i = k + 1 + t.rank(); i < dim; i += t.size())
             {
-                mine.part[i] = lambda == 0 ? 0.0 : gram(h, i, k) / own;
+                mine.multiple[i] = lambda == 0 ? 0.0 : gram(h, i, k) / own;
             }
             if (t.rank() == 0) { mine.pivot[k] = own; }
             t.sync();
@@ -66,11 +66,11 @@ struct whiten
             double const* const top = gram.row(h, k);
             for (index_t i = k + 1 + share.row; i < dim; i += share.rows)
             {
-                double* const row = gram.row(h, i);
-                double const part = mine.part[i];
+                double* const row     = gram.row(h, i);
+                double const multiple = mine.multiple[i];
                 for (index_t j = share.column; j < dim; j += t.size()) // columns before k already belong to W
                 {
-                    row[j] = j == k ? -part : row[j] - part * top[j];
+                    row[j] = j == k ? -multiple : row[j] - multiple * top[j];
                 }
             }
             t.sync();
@@ -116,13 +116,13 @@ struct add_squares
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        constexpr int lanes = Team::lanes;
-        constexpr int parts = tile / lanes; // parts of a column
-        index_t const first = item * tile;
-        auto const count    = static_cast<int>(keys.extent(1) - first < tile ? keys.extent(1) - first : tile);
-        auto const dim      = static_cast<int>(keys.extent(2));
-        int const groups    = (dim + rows - 1) / rows;
-        carver cut          = t.scratch();
+        constexpr int lanes   = Team::lanes;
+        constexpr int vectors = tile / lanes; // vectors of a column
+        index_t const first   = item * tile;
+        auto const count      = static_cast<int>(keys.extent(1) - first < tile ? keys.extent(1) - first : tile);
+        auto const dim        = static_cast<int>(keys.extent(2));
+        int const groups      = (dim + rows - 1) / rows;
+        carver cut            = t.scratch();
         scratch const mine{cut, dim};
         for (int i = member(t); i < tile; i += members(t)) { mine.totals[i] = 0; }
         for (int i = member(t); i < dim * tile; i += members(t)) { mine.columns[i] = 0; } // padding tokens are 0
@@ -132,14 +132,14 @@ struct add_squares
             widen_columns(
                 t, count, dim, [&](int i) { return keys.row(h, first + i); }, mine.columns);
             t.sync();
-            for (int i = member(t); i < groups * parts; i += members(t))
+            for (int i = member(t); i < groups * vectors; i += members(t))
             {
-                int const j = i / parts * rows;
+                int const j = i / vectors * rows;
                 float const* direction[rows]{};
                 for (int k = 0; k < rows; ++k) { direction[k] = whitener.row(h, j + k < dim ? j + k : j); }
                 float product[rows][std::size_t{lanes}];
                 column_products(
-                    t, direction, mine.columns + i % parts * lanes, j + rows < dim ? j + rows : dim, product);
+                    t, direction, mine.columns + i % vectors * lanes, j + rows < dim ? j + rows : dim, product);
                 double square[std::size_t{lanes}]{};
                 for (int k = 0; k < rows && j + k < dim; ++k)
                 {

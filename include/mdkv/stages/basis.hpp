@@ -14,16 +14,16 @@ namespace MDKV_NAMESPACE
 namespace detail
 {
 
-/// The last job of accumulate_gram: adds the parts of a head, one after another, to both triangles of its Gram matrix.
+/// The last job of accumulate_gram: adds the splits of a head, one after another, to both triangles of its Gram matrix.
 /// An item is a row of a head.
 template <space S>
-struct gram_of_parts
+struct gram_of_splits
 {
-    static constexpr char const* name = "gram_of_parts";
+    static constexpr char const* name = "gram_of_splits";
     static constexpr int threads      = 128;
 
-    double const* sums; // [H, parts, D, D]  on and above the diagonal
-    index_t parts;
+    double const* sums; // [H, splits, D, D]  on and above the diagonal
+    index_t splits;
     view<double, 3, S> gram;
 
     template <team Team>
@@ -35,7 +35,10 @@ struct gram_of_parts
         for (index_t j = i + t.rank(); j < dim; j += t.size())
         {
             double total = 0;
-            for (index_t part = 0; part < parts; ++part) { total += sums[((head * parts + part) * dim + i) * dim + j]; }
+            for (index_t split = 0; split < splits; ++split)
+            {
+                total += sums[((head * splits + split) * dim + i) * dim + j];
+            }
             gram(head, i, j) += total;
             if (i != j) { gram(head, j, i) += total; }
         }

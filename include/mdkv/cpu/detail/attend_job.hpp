@@ -1,4 +1,4 @@
-/// \file attend_job.hpp: one sequence's attention on the CPU: every head's tokens are cut into parts of equal bytes, attended apart and merged (arXiv 2603.20616, section 5).
+/// \file attend_job.hpp: one sequence's attention on the CPU: every head's tokens are cut into splits of equal bytes, attended apart and merged (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/cache.hpp>
@@ -34,10 +34,10 @@ using mdkv::detail::stored_run;
 /// Caches with fewer bytes in all are attended by the calling thread: waking other threads takes longer than they save.
 inline constexpr index_t least_shared_bytes = index_t{1} << 16;
 
-/// Least bytes of a part, and most parts that a cache is cut into (besides one a head). Parts depend on the cache and
+/// Least bytes of a split, and most splits that a cache is cut into (besides one a head). Splits depend on the cache and
 /// never on the number of threads, so results do not either.
-inline constexpr index_t least_part_bytes = index_t{1} << 20;
-inline constexpr index_t most_parts       = 512;
+inline constexpr index_t least_split_bytes = index_t{1} << 20;
+inline constexpr index_t most_splits       = 512;
 
 /// Rows of a head (query heads times tokens) attended at a time, unless one token has more: scratch does not grow with the
 /// number of queries, and every panel of rows reads the stored bytes once.
@@ -70,7 +70,7 @@ inline constexpr index_t looked_up_bytes = index_t{1} << 18;
 }
 
 /// One panel of a sequence's queries: n tokens, followed in the tail by `hidden` more tokens. Row g of a head is its query
-/// head g / n at token g % n of the panel. For each row of its head, a part writes to the scratch the softmax state and
+/// head g / n at token g % n of the panel. For each row of its head, a split writes to the scratch the softmax state and
 /// the sums of values in every basis.
 template <element T, element U>
 struct attend_job
@@ -82,22 +82,22 @@ struct attend_job
     attend_sizes sizes;
     float scale;   // factor of queries, for logits in base 2
     index_t group; ///< G * n, rows of a head
-    index_t hidden     = 0;
-    index_t part_bytes = 0;
+    index_t hidden      = 0;
+    index_t split_bytes = 0;
 
     // scratch
-    index_t* first_part    = nullptr; // [H + 1]
-    index_t* unfinished    = nullptr; // [H] parts still to be attended
-    softmax_state* softmax = nullptr; // [parts, G]
-    float* sums            = nullptr; // [parts, G, sizes.sums()]
-    float* coded_weights   = nullptr; // [parts, G] weights of rotated tokens, whose values are centred
+    index_t* first_split   = nullptr; // [H + 1]
+    index_t* unfinished    = nullptr; // [H] splits still to be attended
+    softmax_state* softmax = nullptr; // [splits, G]
+    float* sums            = nullptr; // [splits, G, sizes.sums()]
+    float* coded_weights   = nullptr; // [splits, G] weights of rotated tokens, whose values are centred
 
-    /// Most parts that the cache may be cut into, if arena and tail are full: in a dry run the directory may not exist
+    /// Most splits that the cache may be cut into, if arena and tail are full: in a dry run the directory may not exist
     /// yet.
     [[nodiscard]] index_t most() const
     {
         index_t const heads = cache.layout.heads;
-        return tokens() == 0 ? 0 : heads + (std::min)(held() / least_part_bytes, most_parts);
+        return tokens() == 0 ? 0 : heads + (std::min)(held() / least_split_bytes, most_splits);
     }
     [[nodiscard]] index_t held() const { return cache.arena_bytes + cache.layout.heads * cache.tail_head_bytes(); }
 
@@ -111,11 +111,11 @@ struct attend_job
         hidden  = next.hidden;
     }
 
-    /// Takes the scratch that all threads share; returns the most parts.
+    /// Takes the scratch that all threads share; returns the most splits.
     index_t take(workspace::frame& frame)
     {
         index_t const heads = cache.layout.heads;
-        first_part          = frame.take<index_t>(heads + 1);
+        first_split         = frame.take<index_t>(heads + 1);
         unfinished          = frame.take<index_t>(heads);
         softmax             = frame.take<softmax_state>(most() * group);
         sums                = frame.take<float>(checked_multiply(most(), group * sizes.sums()));
@@ -123,28 +123,28 @@ struct attend_job
         return most();
     }
 
-    /// Cuts the heads into parts and returns the bytes that the heads hold.
+    /// Cuts the heads into splits and returns the bytes that the heads hold.
     index_t cut(char const* name)
     {
         index_t const heads = cache.layout.heads;
         index_t stored      = 0;
         for (index_t h = 0; h < heads; ++h) { stored += mdkv::detail::bytes_of_head<T>(cache.layout, cache, h); }
-        part_bytes    = (std::max)(least_part_bytes, (stored + most_parts - 1) / most_parts);
-        first_part[0] = 0;
+        split_bytes    = (std::max)(least_split_bytes, (stored + most_splits - 1) / most_splits);
+        first_split[0] = 0;
         for (index_t h = 0; h < heads; ++h)
         {
             index_t const bytes = mdkv::detail::bytes_of_head<T>(cache.layout, cache, h);
-            // An empty head is one part, too, because its rows must be written.
-            unfinished[h]     = tokens() == 0 ? 0 : (std::max<index_t>)((bytes + part_bytes - 1) / part_bytes, 1);
-            first_part[h + 1] = first_part[h] + unfinished[h];
+            // An empty head is one split, too, because its rows must be written.
+            unfinished[h]      = tokens() == 0 ? 0 : (std::max<index_t>)((bytes + split_bytes - 1) / split_bytes, 1);
+            first_split[h + 1] = first_split[h] + unfinished[h];
         }
         expects<mismatch>(
-            parts() <= most(), name, ": the cache's directory names ", stored, " bytes, its memory has ", held());
+            splits() <= most(), name, ": the cache's directory names ", stored, " bytes, its memory has ", held());
         return stored;
     }
-    [[nodiscard]] index_t parts() const { return first_part[cache.layout.heads]; }
+    [[nodiscard]] index_t splits() const { return first_split[cache.layout.heads]; }
 
-    /// A thread's part of the scratch.
+    /// A thread's share of the scratch.
     struct scratch
     {
         float* logits;          // [G, most_block_tokens]
@@ -164,7 +164,7 @@ struct attend_job
 
     [[nodiscard]] index_t tokens() const { return queries.extent(1); }
     [[nodiscard]] index_t query_head(index_t h, index_t g) const { return (h * group + g) / tokens(); }
-    [[nodiscard]] float* sums_of(index_t part) const { return sums + part * group * sizes.sums(); }
+    [[nodiscard]] float* sums_of(index_t split) const { return sums + split * group * sizes.sums(); }
 
     /// out[g] += x[g] * matrix. The matrix [n, columns] has the cache's element type; rows of x and of out are `step`
     /// apart.
@@ -208,13 +208,13 @@ struct attend_job
     /// order: this block's values while its keys are read; the next block's keys during softmax, which reads nothing, and
     /// while its values are read. After the last block the next keys are the bytes at `behind`.
     void attend_tokens(stored_run const& run, bool last, index_t begin, index_t end, std::byte const* behind,
-        scratch const& mine, index_t part) const
+        scratch const& mine, index_t split) const
     {
         storage const kind    = run.keys.kind;
         bool const coded      = kind != storage::plain;
         auto const& logits_by = !coded ? logits_as<T> : kind == storage::int8 ? coded_logits_as<8> : coded_logits_as<4>;
         sum_rows const logits{mine.logits, most_block_tokens};
-        sum_rows const to{sums_of(part) + sizes.sums_of(run.basis), sizes.sums()};
+        sum_rows const to{sums_of(split) + sizes.sums_of(run.basis), sizes.sums()};
         query_rows q{mine.q + sizes.queries_of(run.basis), sizes.queries()};
         if (coded)
         {
@@ -245,11 +245,11 @@ struct attend_job
                     std::fill_n(row, softened, 0.0F);
                     continue;
                 }
-                float const factor = soften(row, softened, softmax[part * group + g], next);
+                float const factor = soften(row, softened, softmax[split * group + g], next);
                 if (factor != 1.0F)
                 {
-                    multiply_by(factor, sums_of(part) + g * sizes.sums(), sizes.sums());
-                    multiply_by(factor, coded_weights + part * group + g, sizes.rotated ? 1 : 0);
+                    multiply_by(factor, sums_of(split) + g * sizes.sums(), sizes.sums());
+                    multiply_by(factor, coded_weights + split * group + g, sizes.rotated ? 1 : 0);
                 }
             }
             query_rows const weights{logits.x, logits.step};
@@ -299,14 +299,14 @@ struct attend_job
         return mdkv::detail::run_of_head(cache, h, r).keys.begin;
     }
 
-    /// Attends part number `number` of head h: from every run the pieces that begin inside the part's bytes.
-    void attend_part(index_t h, index_t part, index_t number, scratch const& mine) const
+    /// Attends split number `number` of head h: from every run the pieces that begin inside the split's bytes.
+    void attend_split(index_t h, index_t split, index_t number, scratch const& mine) const
     {
-        std::fill_n(softmax + part * group, group, softmax_state{});
-        std::fill_n(sums_of(part), group * sizes.sums(), 0.0F);
-        std::fill_n(coded_weights + part * group, sizes.rotated ? group : 0, 0.0F);
+        std::fill_n(softmax + split * group, group, softmax_state{});
+        std::fill_n(sums_of(split), group * sizes.sums(), 0.0F);
+        std::fill_n(coded_weights + split * group, sizes.rotated ? group : 0, 0.0F);
         if (number == 0) { ask_for_beginnings(h); }
-        if (h + 1 < cache.layout.heads && part + 1 == first_part[h + 1]) { ask_for_beginnings(h + 1); }
+        if (h + 1 < cache.layout.heads && split + 1 == first_split[h + 1]) { ask_for_beginnings(h + 1); }
         load_queries(h, mine.q, mine.with_mean);
         index_t run_begin      = 0;
         std::size_t const runs = mdkv::detail::most_runs(cache.layout);
@@ -314,8 +314,8 @@ struct attend_job
         {
             stored_run const run = mdkv::detail::run_of_head(cache, h, r);
             if (run.tokens == 0) { continue; }
-            index_t const begin = cut_run(run, run_begin, number * part_bytes);
-            index_t const end   = cut_run(run, run_begin, (number + 1) * part_bytes);
+            index_t const begin = cut_run(run, run_begin, number * split_bytes);
+            index_t const end   = cut_run(run, run_begin, (number + 1) * split_bytes);
             run_begin += run.tokens * run.token_bytes();
             if (begin == end) { continue; }
             std::byte const* const behind =
@@ -325,27 +325,27 @@ struct attend_job
             bool const centred = run.basis == run_basis::rotated;
             for (index_t g = 0; centred && g < group; ++g)
             {
-                softmax[part * group + g].largest -= mine.with_mean[g];
-                combine(coded_weights + part * group + g, 1.0F, &softmax[part * group + g].sum, -1.0F, 1);
+                softmax[split * group + g].largest -= mine.with_mean[g];
+                combine(coded_weights + split * group + g, 1.0F, &softmax[split * group + g].sum, -1.0F, 1);
             }
-            attend_tokens(run, r + 1 == runs, begin, end, behind, mine, part);
+            attend_tokens(run, r + 1 == runs, begin, end, behind, mine, split);
             for (index_t g = 0; centred && g < group; ++g)
             {
-                softmax[part * group + g].largest += mine.with_mean[g];
-                combine(coded_weights + part * group + g, 1.0F, &softmax[part * group + g].sum, 1.0F, 1);
+                softmax[split * group + g].largest += mine.with_mean[g];
+                combine(coded_weights + split * group + g, 1.0F, &softmax[split * group + g].sum, 1.0F, 1);
             }
         }
     }
 
-    /// Merges a head's parts in their order and writes the head's rows.
+    /// Merges a head's splits in their order and writes the head's rows.
     void finish(index_t h) const
     {
         head_entry const& entry    = cache.heads[h];
-        softmax_state* const state = softmax + first_part[h] * group;
-        float* const all           = sums_of(first_part[h]);
-        float* const weights       = coded_weights + first_part[h] * group;
+        softmax_state* const state = softmax + first_split[h] * group;
+        float* const all           = sums_of(first_split[h]);
+        float* const weights       = coded_weights + first_split[h] * group;
         bool const centred         = mdkv::detail::has_channels(cache.layout, cache, h);
-        for (index_t i = group; i < (first_part[h + 1] - first_part[h]) * group; ++i)
+        for (index_t i = group; i < (first_split[h + 1] - first_split[h]) * group; ++i)
         {
             auto const [by, other_by] = state[i % group].merge(state[i]);
             combine(all + i % group * sizes.sums(), by, all + i * sizes.sums(), other_by, sizes.sums());
@@ -381,13 +381,13 @@ struct attend_job
         }
     }
 
-    /// Attends a part. The thread that completes a head's last part finishes the head.
-    void operator()(index_t part, std::byte* memory) const
+    /// Attends a split. The thread that completes a head's last split finishes the head.
+    void operator()(index_t split, std::byte* memory) const
     {
         index_t const heads = cache.layout.heads;
-        index_t const h     = std::upper_bound(first_part, first_part + heads + 1, part) - first_part - 1;
+        index_t const h     = std::upper_bound(first_split, first_split + heads + 1, split) - first_split - 1;
         mdkv::detail::carver own{memory};
-        attend_part(h, part, part - first_part[h], carve(own));
+        attend_split(h, split, split - first_split[h], carve(own));
         if (__atomic_sub_fetch(&unfinished[h], 1, __ATOMIC_ACQ_REL) == 0) { finish(h); }
     }
 };

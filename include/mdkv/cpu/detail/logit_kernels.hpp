@@ -24,9 +24,10 @@ template <element T, int G, int Tiles>
 [[gnu::noinline]] index_t tile_logits(query_rows const& q, run_rows const& keys, std::byte const* tile, index_t tiles,
     sum_rows const& logits, read_ahead& ahead) noexcept
 {
-    constexpr int lanes      = simd::lanes;
-    constexpr int vectors    = Tiles * int{tile_tokens} / lanes;
-    constexpr int parts      = G * vectors >= 8 ? 1 : 2; // separate sums for neighbouring coordinates (see column_sums)
+    constexpr int lanes   = simd::lanes;
+    constexpr int vectors = Tiles * int{tile_tokens} / lanes;
+    constexpr int accumulators =
+        G * vectors >= 8 ? 1 : 2; // separate sums for neighbouring coordinates (see column_sums)
     constexpr index_t row    = tile_tokens * index_t{sizeof(T)};
     index_t const tile_bytes = tile_tokens * keys.token_bytes;
     read_ahead next          = ahead;
@@ -35,10 +36,10 @@ template <element T, int G, int Tiles>
     {
         std::byte const* at = tile + done * tile_bytes;
         float const* query[std::size_t{G}]; // one register each
-        simd::floats acc[std::size_t{parts}][std::size_t{G}][std::size_t{vectors}]{};
+        simd::floats acc[std::size_t{accumulators}][std::size_t{G}][std::size_t{vectors}]{};
         MDKV_UNROLL
         for (int g = 0; g < G; ++g) { query[g] = q.x + g * q.step; }
-        auto const add_coordinate = [&](int part, index_t c) __attribute__((always_inline))
+        auto const add_coordinate = [&](int accumulator, index_t c) __attribute__((always_inline))
         {
             next.fetch(Tiles * row);
             simd::floats key[std::size_t{vectors}];
@@ -55,15 +56,18 @@ template <element T, int G, int Tiles>
             {
                 simd::floats const factor = simd::broadcast(query[g][c]);
                 MDKV_UNROLL
-                for (int v = 0; v < vectors; ++v) { acc[part][g][v] += factor * key[v]; }
+                for (int v = 0; v < vectors; ++v) { acc[accumulator][g][v] += factor * key[v]; }
             }
         };
         index_t c = 0;
         MDKV_ROLLED
-        for (; c + parts <= keys.coordinates; c += parts)
+        for (; c + accumulators <= keys.coordinates; c += accumulators)
         {
             MDKV_UNROLL
-            for (int part = 0; part < parts; ++part) { add_coordinate(part, c + part); }
+            for (int accumulator = 0; accumulator < accumulators; ++accumulator)
+            {
+                add_coordinate(accumulator, c + accumulator);
+            }
         }
         if (c < keys.coordinates) { add_coordinate(0, c); }
         MDKV_UNROLL
@@ -72,7 +76,7 @@ template <element T, int G, int Tiles>
             MDKV_UNROLL
             for (int v = 0; v < vectors; ++v)
             {
-                simd::floats const sum = parts == 2 ? acc[0][g][v] + acc[parts - 1][g][v] : acc[0][g][v];
+                simd::floats const sum = accumulators == 2 ? acc[0][g][v] + acc[accumulators - 1][g][v] : acc[0][g][v];
                 simd::store(logits.x + g * logits.step + done * tile_tokens + v * lanes, sum);
             }
         }

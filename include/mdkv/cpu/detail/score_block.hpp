@@ -154,9 +154,9 @@ struct score_block
         tile::multiply_block(slot.rows, plan.dim, head.key_basis, plan.key_columns(), slot.latents);
     }
 
-    /// Sweep one: adds the logits to the states of a head's part, to the exact softmax's only if `exact_needed`. If
+    /// Sweep one: adds the logits to the states of a head's split, to the exact softmax's only if `exact_needed`. If
     /// `whole`, all rungs store the block's keys as they are (the window).
-    void add_states(bool exact_needed, bool whole, score_states const& states, index_t of, index_t part) const noexcept
+    void add_states(bool exact_needed, bool whole, score_states const& states, index_t of, index_t split) const noexcept
     {
         int const begin = exact_needed ? 0 : 1;
         for_each_tile([&](index_t t, index_t p) {
@@ -168,13 +168,13 @@ struct score_block
                 score_tile const& logits = whole ? *exact : multiply(i, t, p, sums, shown);
                 if (i == 0 && !whole && plan.more > 0) { std::memcpy(kept_logits(t, p), logits, sizeof logits); }
                 add_to_state(
-                    states.largest(of, part, i) + p * tile::width, states.sum(of, part, i) + p * tile::width, logits);
+                    states.largest(of, split, i) + p * tile::width, states.sum(of, split, i) + p * tile::width, logits);
             }
         });
     }
 
     /// Sweep two: slot.sums[0] = total of P over the rows, slot.sums[i] = total of |P' - P| of softmax i, per token in
-    /// `lanes` parts.
+    /// `lanes` partial sums.
     void add_losses() const noexcept
     {
         std::fill_n(slot.sums, slot.sum(plan.softmaxes, 0) - slot.sums, 0.0F);
@@ -255,7 +255,7 @@ struct score_block
             mass[i]    = mdkv::detail::mass_of(plan, total(0, i));
             squared[i] = tile::dot(slot.rows + i * plan.value_dim, slot.rows + i * plan.value_dim, plan.value_dim);
             length[i]  = std::sqrt(squared[i]);
-            if (plan.parts != nullptr) { plan.part(of, 0)[first + i] = mass[i]; }
+            if (plan.terms != nullptr) { plan.term(of, 0)[first + i] = mass[i]; }
             if (plan.dropped >= 0)
             {
                 loss(of, plan.dropped, first + i) = mdkv::detail::dropped_loss(mass[i], length[i]);

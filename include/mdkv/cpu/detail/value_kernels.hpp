@@ -23,11 +23,11 @@ template <element T, int G, int Vectors>
 [[gnu::noinline]] index_t column_sums(query_rows const& weights, std::byte const* row, index_t row_bytes, index_t n,
     index_t columns, sum_rows const& sums, read_ahead& ahead) noexcept
 {
-    constexpr int lanes = simd::lanes;
-    constexpr int parts = G * Vectors >= 8 ? 1 : 2;
-    read_ahead next     = ahead;
+    constexpr int lanes        = simd::lanes;
+    constexpr int accumulators = G * Vectors >= 8 ? 1 : 2;
+    read_ahead next            = ahead;
     if (columns < Vectors * lanes) { return 0; }
-    simd::floats acc[std::size_t{parts}][std::size_t{G}][std::size_t{Vectors}]{};
+    simd::floats acc[std::size_t{accumulators}][std::size_t{G}][std::size_t{Vectors}]{};
     float const* weight[std::size_t{G}]; // one register each
     MDKV_UNROLL
     for (int g = 0; g < G; ++g)
@@ -36,7 +36,7 @@ template <element T, int G, int Vectors>
         MDKV_UNROLL
         for (int v = 0; v < Vectors; ++v) { acc[0][g][v] = simd::load(sums.x + g * sums.step + v * lanes); }
     }
-    auto const add_row = [&](int part, std::byte const* at, index_t t) __attribute__((always_inline))
+    auto const add_row = [&](int accumulator, std::byte const* at, index_t t) __attribute__((always_inline))
     {
         simd::floats value[std::size_t{Vectors}];
         MDKV_UNROLL
@@ -46,16 +46,19 @@ template <element T, int G, int Vectors>
         {
             simd::floats const factor = simd::broadcast(weight[g][t]);
             MDKV_UNROLL
-            for (int v = 0; v < Vectors; ++v) { acc[part][g][v] += factor * value[v]; }
+            for (int v = 0; v < Vectors; ++v) { acc[accumulator][g][v] += factor * value[v]; }
         }
     };
     index_t t = 0;
     MDKV_ROLLED
-    for (; t + parts <= n; t += parts)
+    for (; t + accumulators <= n; t += accumulators)
     {
-        next.fetch(parts * Vectors * lanes * index_t{sizeof(T)});
+        next.fetch(accumulators * Vectors * lanes * index_t{sizeof(T)});
         MDKV_UNROLL
-        for (int part = 0; part < parts; ++part, row += row_bytes) { add_row(part, row, t + part); }
+        for (int accumulator = 0; accumulator < accumulators; ++accumulator, row += row_bytes)
+        {
+            add_row(accumulator, row, t + accumulator);
+        }
     }
     if (t < n) { add_row(0, row, t); }
     MDKV_UNROLL
@@ -64,8 +67,8 @@ template <element T, int G, int Vectors>
         MDKV_UNROLL
         for (int v = 0; v < Vectors; ++v)
         {
-            simd::store(
-                sums.x + g * sums.step + v * lanes, parts == 2 ? acc[0][g][v] + acc[parts - 1][g][v] : acc[0][g][v]);
+            simd::store(sums.x + g * sums.step + v * lanes,
+                accumulators == 2 ? acc[0][g][v] + acc[accumulators - 1][g][v] : acc[0][g][v]);
         }
     }
     ahead = next;

@@ -110,7 +110,7 @@ struct curves
         std::int64_t* const rest  = bytes + coarse_bins;
         sums& own                 = *t.scratch().template take<sums>(1);
         double const* const x     = w.least_losses + head * w.pieces_per_head * w.sets + k;
-        double loss   = ordered_sum(t, own.part, w.pieces_per_head, [&](index_t p) { return x[p * w.sets]; });
+        double loss   = ordered_sum(t, own.partial, w.pieces_per_head, [&](index_t p) { return x[p * w.sets]; });
         index_t above = 0;
         for (index_t from = 0; from < coarse_bins; from += t.size())
         {
@@ -131,7 +131,7 @@ struct curves
 private:
     struct alignas(16) sums
     {
-        double part[columns];
+        double partial[columns];
         double loss[coarse_bins];
     };
 

@@ -112,8 +112,8 @@ struct begin
 
     [[nodiscard]] index_t items() const noexcept
     {
-        index_t const parts = (words + words_per_item - 1) / words_per_item;
-        return parts > w.limits ? parts : w.limits;
+        index_t const by_words = (words + words_per_item - 1) / words_per_item;
+        return by_words > w.limits ? by_words : w.limits;
     }
 
     template <team Team>

@@ -40,7 +40,7 @@ struct attend_sequence
     int tokens;          ///< n: tokens of its queries
     int group;           ///< rows of a head: row g is its query head g / n at token g % n of the last n
     int slices;          ///< most slices of a head
-    int first_block;     ///< first block of attend_slice: [H, query blocks, parts of values, slices]
+    int first_block;     ///< first block of attend_slice: [H, query blocks, column blocks, slices]
     int first_item;      ///< first item, which is merged at once: [H, query blocks]
 
     [[nodiscard]] MDKV_HD int query_blocks() const { return (group + attend_queries - 1) / attend_queries; }
@@ -67,7 +67,7 @@ struct attend_batch
     /// to the first sequence left. Takes none if no sequence is left.
     template <element T, std::size_t N>
     attend_batch(std::span<sequence_view<T, space::device> const, N> all, std::size_t& next, index_t& first_token,
-        index_t query_heads, int parts)
+        index_t query_heads, int column_blocks)
         : layout{next < all.size() ? all[next].cache.layout : cache_layout{}}
     {
         for (; next < all.size() && count < Most; ++next)
@@ -83,7 +83,7 @@ struct attend_batch
             index_t const held   = cache.arena_bytes / layout.heads + cache.tail_head_bytes();
             int const group      = static_cast<int>(query_heads / layout.heads * n);
             index_t const merged = layout.heads * kernels::query_blocks(group);
-            index_t const uncut  = merged * parts;
+            index_t const uncut  = merged * column_blocks;
             index_t const slices = std::clamp<index_t>(
                 (held + attend_slice_bytes - 1) / attend_slice_bytes, 1, std::max<index_t>(1, attend_blocks / uncut));
             sequences[static_cast<std::size_t>(count)] = {cache.arena, cache.heads, cache.tail, cache.tail_capacity,

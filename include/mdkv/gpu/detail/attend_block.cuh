@@ -97,9 +97,9 @@ struct attend_block
         index_t block;
         int slice;
         int slices;
-        int first_query; ///< the block's first row of the head
-        int queries;     ///< 1 to most_queries
-        int part;        ///< columns [part * Columns, ...)
+        int first_query;  ///< the block's first row of the head
+        int queries;      ///< 1 to most_queries
+        int column_block; ///< columns [column_block * Columns, ...)
         bool visited[attend_bases];
         bool last; ///< the block is the last one of its item, and merges all of them
 
@@ -125,7 +125,7 @@ struct attend_block
         /// The run's coordinates of values among the block's columns.
         [[nodiscard]] __device__ int columns() const
         {
-            int const n = run.values.coordinates - part * Columns;
+            int const n = run.values.coordinates - column_block * Columns;
             return n < 0 ? 0 : n < Columns ? n : Columns;
         }
     };
@@ -180,13 +180,13 @@ struct attend_block
     {
         attend_sequence const& own = batch.at(device::block(), [](attend_sequence const& s) { return s.first_block; });
         auto const block           = static_cast<int>(device::block() - own.first_block);
-        int const item             = block / own.slices / states.parts();
+        int const item             = block / own.slices / states.column_blocks();
         int const before           = item % own.query_blocks() * most_queries;
         at.sequence                = &own;
         at.block                   = device::block();
         at.head                    = item / own.query_blocks();
         at.slice                   = block % own.slices;
-        at.part                    = block / own.slices % states.parts();
+        at.column_block            = block / own.slices % states.column_blocks();
         at.first_query             = before;
         at.queries                 = own.group - before < most_queries ? own.group - before : most_queries;
         at.next                    = 0;

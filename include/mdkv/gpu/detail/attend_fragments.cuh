@@ -18,29 +18,29 @@ struct alignas(16) fragments
     std::uint32_t of[2][2];
 };
 
-/// A pair of numbers as sums of `Parts` pairs of 16 bits.
-template <element Part, int Parts>
-__device__ __forceinline__ void split(float low, float high, std::uint32_t (&to)[std::size_t{Parts}])
+/// A pair of numbers as sums of `Limbs` pairs of 16 bits.
+template <element Limb, int Limbs>
+__device__ __forceinline__ void to_limbs(float low, float high, std::uint32_t (&to)[std::size_t{Limbs}])
 {
     MDKV_UNROLL
-    for (int i = 0; i < Parts; ++i)
+    for (int i = 0; i < Limbs; ++i)
     {
-        to[i] = device::pair<Part>(low, high);
-        low -= widen(Part{static_cast<std::uint16_t>(to[i] & 0xffffU)});
-        high -= widen(Part{static_cast<std::uint16_t>(to[i] >> 16U)});
+        to[i] = device::pair<Limb>(low, high);
+        low -= widen(Limb{static_cast<std::uint16_t>(to[i] & 0xffffU)});
+        high -= widen(Limb{static_cast<std::uint16_t>(to[i] >> 16U)});
     }
 }
 
-/// The weights of 16 tokens, as multiply_tile leaves logits, as factors of values in `Parts` parts.
-template <element Part, int Parts>
-__device__ __forceinline__ void transposed(float const (&w)[4], std::uint32_t (&to)[std::size_t{Parts}][2])
+/// The weights of 16 tokens, as multiply_tile leaves logits, as factors of values in `Limbs` limbs.
+template <element Limb, int Limbs>
+__device__ __forceinline__ void transposed(float const (&w)[4], std::uint32_t (&to)[std::size_t{Limbs}][2])
 {
-    std::uint32_t first[std::size_t{Parts}];
-    std::uint32_t second[std::size_t{Parts}];
-    split<Part, Parts>(w[0], w[1], first);
-    split<Part, Parts>(w[2], w[3], second);
+    std::uint32_t first[std::size_t{Limbs}];
+    std::uint32_t second[std::size_t{Limbs}];
+    to_limbs<Limb, Limbs>(w[0], w[1], first);
+    to_limbs<Limb, Limbs>(w[2], w[3], second);
     MDKV_UNROLL
-    for (int i = 0; i < Parts; ++i)
+    for (int i = 0; i < Limbs; ++i)
     {
         to[i][0] = device::transpose(first[i]);
         to[i][1] = device::transpose(second[i]);

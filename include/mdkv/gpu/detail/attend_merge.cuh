@@ -54,24 +54,24 @@ template <element T, element U>
 [[gnu::noinline]] __device__ void merge_slices(attend_states const states, attend_outputs<U> const& outputs,
     attend_sequence const& own, index_t head, int number, int slices)
 {
-    constexpr int size     = device::warp_size;
-    constexpr int each     = 4; // columns that a lane takes at once
-    constexpr int at_once  = 4; // slices: their loads are under way together
-    int const values       = states.sizes.values;
-    int const latents      = states.sizes.value_latents;
-    int const lane         = device::lane();
-    int const bases        = states.bases();
-    int const parts        = states.parts();
-    int const entries      = slices * bases;
-    index_t const of_slice = states.block_floats();
-    index_t const of_part  = of_slice * own.slices;
-    index_t const item     = head * own.query_blocks() + number / attend_queries;
-    float* const first     = states.state(own.first_block + item * parts * own.slices, 0, number % attend_queries);
+    constexpr int size            = device::warp_size;
+    constexpr int each            = 4; // columns that a lane takes at once
+    constexpr int at_once         = 4; // slices: their loads are under way together
+    int const values              = states.sizes.values;
+    int const latents             = states.sizes.value_latents;
+    int const lane                = device::lane();
+    int const bases               = states.bases();
+    int const column_blocks       = states.column_blocks();
+    int const entries             = slices * bases;
+    index_t const of_slice        = states.block_floats();
+    index_t const of_column_block = of_slice * own.slices;
+    index_t const item            = head * own.query_blocks() + number / attend_queries;
+    float* const first = states.state(own.first_block + item * column_blocks * own.slices, 0, number % attend_queries);
     index_t const of_basis = states.state(0, 1, 0) - states.begin;
     float* const sums      = reinterpret_cast<float*>(device::shared_memory() + device::warp() * attend_ring);
     device::sync_warp(); // the sums of the query before have been read
 
-    // All parts have seen the same logits. Entry e is basis e % bases of slice e / bases.
+    // All blocks of columns have seen the same logits. Entry e is basis e % bases of slice e / bases.
     float largest = mdkv::detail::empty_lse;
     for (int e = lane; e < entries; e += size)
     {
@@ -82,7 +82,7 @@ template <element T, element U>
     float total     = 0.0F;
     int const lanes = entries < attend_threads ? entries : attend_threads;
     MDKV_ROLLED
-    for (int part = 0; part < parts; ++part)
+    for (int column_block = 0; column_block < column_blocks; ++column_block)
     {
         MDKV_ROLLED
         for (int begin = 0; begin < lanes; begin += size)
@@ -91,14 +91,15 @@ template <element T, element U>
             MDKV_ROLLED
             for (int e = begin + lane; e < entries; e += attend_threads)
             {
-                float* const state = first + part * of_part + e / bases * of_slice + e % bases * of_basis;
+                float* const state =
+                    first + column_block * of_column_block + e / bases * of_slice + e % bases * of_basis;
                 float const weight = state[1];
                 float const factor = weight == 0.0F ? 0.0F : exp2f(state[0] - largest);
                 state[0]           = factor;
                 sum += weight == 0.0F ? 0.0F : weight * factor;
             }
             sum = sum_of_lanes(sum);
-            total += part == 0 ? sum : 0.0F;
+            total += column_block == 0 ? sum : 0.0F;
         }
     }
     device::sync_warp();
@@ -112,7 +113,7 @@ template <element T, element U>
         MDKV_ROLLED
         for (int c = 0; c < width; c += chunk)
         {
-            float const* state = first + c / states.columns * of_part + b * of_basis;
+            float const* state = first + c / states.columns * of_column_block + b * of_basis;
             int const column   = 2 + c % states.columns + lane;
             float sum[each]{};
             MDKV_ROLLED

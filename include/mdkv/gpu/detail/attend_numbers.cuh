@@ -33,7 +33,7 @@ template <element T, storage Kind>
 struct attend_numbers
 {
     using rows = attend_rows<T, Kind>;
-    using part = typename rows::part;
+    using limb = typename rows::limb;
 
     run_rows const& stored; ///< the keys, or the values
     int tile;
@@ -86,9 +86,9 @@ struct attend_numbers
                                                 : rows::smem_offset(false, c / 4, c % 4 * 32 + t * 2));
                 float x = t < there ? widen(mdkv::detail::load_bytes<T>(from + at)) : 0.0F;
                 MDKV_UNROLL
-                for (int j = 0; j < rows::element_parts; ++j)
+                for (int j = 0; j < rows::element_limbs; ++j)
                 {
-                    part const rounded = narrow<part>(x);
+                    limb const rounded = narrow<limb>(x);
                     device::store(to + j * rows::image_bytes, rounded);
                     x -= widen(rounded);
                 }

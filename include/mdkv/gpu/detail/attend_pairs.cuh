@@ -60,7 +60,7 @@ public:
 private:
     static constexpr int stored_tile =
         Columns / group * rows::group_bytes; ///< bytes of a tile's keys, and of its values
-    static constexpr int unit_bytes = rows::unit / group * rows::group_bytes; ///< bytes of a tile's part of a unit
+    static constexpr int unit_bytes = rows::unit / group * rows::group_bytes; ///< bytes of a tile's share of a unit
 
     /// Begins to copy unit `u`: after the last one the next pair's units follow.
     __device__ __forceinline__ void stage(int u, std::byte* to)

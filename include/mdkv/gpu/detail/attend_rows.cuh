@@ -59,15 +59,15 @@ struct attend_rows
     static constexpr int plain_step = row + 16; ///< between rows of plain numbers: lanes meet other banks
     static constexpr int sixteen    = int{tile_tokens};
 
-    /// The type of plain numbers' and weights' parts, and how many parts they have.
-    using part                         = std::conditional_t<coded || std::same_as<T, half>, half, bfloat16>;
-    static constexpr int weight_parts  = Kind == storage::int4 ? 1 : !coded && std::same_as<T, float> ? 3 : 2;
-    static constexpr int query_parts   = weight_parts;
-    static constexpr int element_parts = weight_parts == 3 ? 3 : 1;
+    /// The type of plain numbers' and weights' limbs, and how many limbs they have.
+    using limb                         = std::conditional_t<coded || std::same_as<T, half>, half, bfloat16>;
+    static constexpr int weight_limbs  = Kind == storage::int4 ? 1 : !coded && std::same_as<T, float> ? 3 : 2;
+    static constexpr int query_limbs   = weight_limbs;
+    static constexpr int element_limbs = weight_limbs == 3 ? 3 : 1;
     /// `fragments` of each 16 coordinates of queries.
-    static constexpr int query_fragments = (query_parts + 1) / 2;
+    static constexpr int query_fragments = (query_limbs + 1) / 2;
 
-    /// Bytes from one part of plain numbers to the next, where they have several.
+    /// Bytes from one limb of plain numbers to the next, where they have several.
     static constexpr int image_bytes = sixteen * plain_step;
     /// Bytes of a group of 16 tokens, with scales and minima.
     static constexpr int group_bytes          = coded ? sixteen * static_cast<int>(stored_bytes(Kind, group, 0)) : 0;
@@ -94,7 +94,7 @@ struct attend_rows
         return whole + (rest + 15) / 16;
     }
 
-    /// Writes the part of lane 4g + p, for a query g of n coordinates, of a step's fragments.
+    /// Writes the share of lane 4g + p, for a query g of n coordinates, of a step's fragments.
     __device__ static void write_fragment(float const* q, int n, float factor, int step, int p, fragments* to)
     {
         if constexpr (coded)
@@ -108,11 +108,11 @@ struct attend_rows
             };
             for (int j = 0; j < 2; ++j)
             {
-                std::uint32_t parts[2];
-                split<half, 2>(at(j, 0, own), at(j + 2, 0, own), parts);
-                to->of[0][j] = parts[0];
+                std::uint32_t limbs[2];
+                to_limbs<half, 2>(at(j, 0, own), at(j + 2, 0, own), limbs);
+                to->of[0][j] = limbs[0];
                 to->of[1][j] = Kind == storage::int8
-                                   ? parts[1]
+                                   ? limbs[1]
                                    : device::pair<half>(at(j, bytes, own) / 16.0F, at(j + 2, bytes, own) / 16.0F);
             }
         }
@@ -122,11 +122,11 @@ struct attend_rows
             for (int j = 0; j < 2; ++j)
             {
                 int const c = 16 * step + 2 * p + 8 * j;
-                std::uint32_t parts[std::size_t{query_parts}];
-                split<part, query_parts>(at(c), at(c + 1), parts);
+                std::uint32_t limbs[std::size_t{query_limbs}];
+                to_limbs<limb, query_limbs>(at(c), at(c + 1), limbs);
                 for (int i = 0; i < 2 * query_fragments; ++i)
                 {
-                    to[i / 2 * device::warp_size].of[i % 2][j] = i < query_parts ? parts[i] : 0U;
+                    to[i / 2 * device::warp_size].of[i % 2][j] = i < query_limbs ? limbs[i] : 0U;
                 }
             }
         }
@@ -147,13 +147,13 @@ struct attend_rows
     }
 
     /// Where byte `at` of row `number` lies in a tile's shared memory. Rows of plain numbers are `plain_step` apart. In rows of
-    /// codes, parts of 32 bytes are swapped, so that words which lanes load at once lie in different banks: the words of lanes
-    /// with p and p + 1 are 64 bytes apart in keys, 128 in values of 4 bits, 256 in values of 8.
+    /// codes, sectors of 32 bytes are swapped, so that words which lanes load at once lie in different banks: the words of
+    /// lanes with p and p + 1 are 64 bytes apart in keys, 128 in values of 4 bits, 256 in values of 8.
     [[nodiscard]] MDKV_HD static constexpr int smem_offset(bool values, int number, int at)
     {
         if constexpr (!coded) { return number * plain_step + at; }
-        int const part = !values ? number % 2 : Kind == storage::int4 ? number % 4 : number / 2 % 4;
-        return number * row + (at ^ part * 32);
+        int const sector = !values ? number % 2 : Kind == storage::int4 ? number % 4 : number / 2 % 4;
+        return number * row + (at ^ sector * 32);
     }
     [[nodiscard]] MDKV_HD static constexpr int smem_offset(bool values, int offset)
     {
@@ -175,7 +175,7 @@ struct attend_rows
     [[nodiscard]] __device__ static std::uint32_t pair(int lane, std::byte const* tile, int k, int which, bool values)
     {
         int const begin = smem_offset(values, k * group_bytes + which * sixteen * int{sizeof(half)});
-        return device::load<std::uint32_t>(tile + begin + lane / 4 * 4); // no part of 32 bytes ends inside them
+        return device::load<std::uint32_t>(tile + begin + lane / 4 * 4); // no sector of 32 bytes ends inside them
     }
 
     /// Clears bytes [begin, end) of plain numbers in a slot: what is there may be no number, and is multiplied by 0.
@@ -186,7 +186,7 @@ struct attend_rows
         for (int i = begin + 2 * lane; i < end; i += 2 * device::warp_size)
         {
             MDKV_UNROLL
-            for (int k = 0; k < element_parts; ++k) { device::store(slot + k * image_bytes + i, std::uint16_t{0}); }
+            for (int k = 0; k < element_limbs; ++k) { device::store(slot + k * image_bytes + i, std::uint16_t{0}); }
         }
         device::sync_warp();
     }
@@ -212,14 +212,14 @@ struct attend_rows
                     q[j] = queries[(i * query_fragments + j) * device::warp_size + lane];
                 }
                 MDKV_UNROLL
-                for (int k = 0; k < element_parts; ++k)
+                for (int k = 0; k < element_limbs; ++k)
                 {
                     std::uint32_t a[4];
                     device::load_transposed(a, slot + k * image_bytes + i * 4 * plain_step + first);
                     MDKV_UNROLL
-                    for (int j = 0; j + k < query_parts; ++j)
+                    for (int j = 0; j + k < query_limbs; ++j)
                     {
-                        device::multiply_tile<part>(x[0], a, q[j / 2].of[j % 2]);
+                        device::multiply_tile<limb>(x[0], a, q[j / 2].of[j % 2]);
                     }
                 }
             }
@@ -308,7 +308,7 @@ struct attend_rows
 
     /// sums += weighted plain values of a unit's n coordinates.
     __device__ static void add_values(int lane, std::byte const* slot, int n,
-        std::uint32_t const (&w)[std::size_t{weight_parts}][2], float (*sums)[4])
+        std::uint32_t const (&w)[std::size_t{weight_limbs}][2], float (*sums)[4])
     {
         int const from = (lane / 16 * 8 + lane % 8) * plain_step + lane / 8 % 2 * 16;
         MDKV_UNROLL
@@ -316,20 +316,20 @@ struct attend_rows
         {
             if (16 * m >= n) { return; }
             MDKV_UNROLL
-            for (int k = 0; k < element_parts; ++k)
+            for (int k = 0; k < element_limbs; ++k)
             {
                 std::uint32_t a[4];
                 // unwritten: coordinates from n on, whose sums nobody reads
                 device::load_transposed(a, slot + k * image_bytes + from + 32 * m);
                 MDKV_UNROLL
-                for (int i = 0; i + k < weight_parts; ++i) { device::multiply_tile<part>(sums[m], a, w[i]); }
+                for (int i = 0; i + k < weight_limbs; ++i) { device::multiply_tile<limb>(sums[m], a, w[i]); }
             }
         }
     }
 
     /// The same for a group of codes, number `k` of its unit, of `own` coordinates.
     __device__ static void add_codes(int lane, std::byte const* tile, int k, int own,
-        std::uint32_t const (&w)[std::size_t{weight_parts}][2], float (*sums)[4])
+        std::uint32_t const (&w)[std::size_t{weight_limbs}][2], float (*sums)[4])
     {
         auto const add = [&](int l, int in_row, int half) {
             MDKV_UNROLL
@@ -346,12 +346,12 @@ struct attend_rows
     }
     /// Sums of two coordinates from their words; in 4 bits the high halves' sums are two further on, and 16 times as large.
     __device__ static void multiply_values(std::uint32_t first, std::uint32_t second,
-        std::uint32_t const (&w)[std::size_t{weight_parts}][2], float (*sums)[4])
+        std::uint32_t const (&w)[std::size_t{weight_limbs}][2], float (*sums)[4])
     {
         std::uint32_t low[4];
         low_halves(first, second, low);
         MDKV_UNROLL
-        for (int i = 0; i < weight_parts; ++i) { device::multiply_tile<half>(sums[0], low, w[i]); }
+        for (int i = 0; i < weight_limbs; ++i) { device::multiply_tile<half>(sums[0], low, w[i]); }
         if constexpr (Kind == storage::int4)
         {
             std::uint32_t const high[4]{

@@ -94,7 +94,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         if (device::thread_again() == 0)
         {
             index_t const item = at.head * at.sequence->query_blocks() + at.first_query / most_queries;
-            at.last = last_to_arrive(arrivals + (at.sequence->first_item + item), states.parts() * at.slices);
+            at.last = last_to_arrive(arrivals + (at.sequence->first_item + item), states.column_blocks() * at.slices);
         }
         device::sync();
         for (int g = device::thread_again() / device::warp_size; at.last && g < at.queries; g += attend_warps)
@@ -138,7 +138,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         int tile              = at.first / sixteen + at.rounds * attend_pairs_stride + warp;
         std::byte* const ring = mine.ring + warp * attend_ring;
         auto const factor     = device::load<float2>(mine.factor + lane % 4 * 2);
-        attend_units<T, Kind> arriving{lane, at.run, at.copies, at.part * Columns, ring, tile, at.whole};
+        attend_units<T, Kind> arriving{lane, at.run, at.copies, at.column_block * Columns, ring, tile, at.whole};
         if (!rows::coded && at.usual)
         {
             for (int const end = at.evident; tile < end; tile += attend_warps)
@@ -200,8 +200,8 @@ struct attend_slice : attend_block<T, U, Columns, Most>
                 for (int t = 0; t < pairs::tiles; ++t)
                 {
                     std::byte const* const tile = now + t * rows::tile_bytes;
-                    std::uint32_t w[std::size_t{rows::weight_parts}][2];
-                    all.template weigh<rows::weight_parts>(
+                    std::uint32_t w[std::size_t{rows::weight_limbs}][2];
+                    all.template weigh<rows::weight_limbs>(
                         x[t], rows::pair(lane, tile, k, 0, true), rows::pair(lane, tile, k, 1, true), g, w);
                     rows::add_codes(lane, tile, k, group_size, w, all.of + 4 * g);
                 }
@@ -248,14 +248,14 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         }
         if (!Evident && tile >= at.evident) { hide<Kind>(tile, count, x[0]); }
         all.soften(x, factor);
-        std::uint32_t w[std::size_t{rows::weight_parts}][2];
-        if constexpr (!rows::coded) { transposed<typename rows::part, rows::weight_parts>(x[0], w); }
+        std::uint32_t w[std::size_t{rows::weight_limbs}][2];
+        if constexpr (!rows::coded) { transposed<typename rows::limb, rows::weight_limbs>(x[0], w); }
         MDKV_UNROLL
         for (int v = 0; v < (Columns + unit - 1) / unit; ++v)
         {
             if (v > 0 && v * unit >= values) { break; }
             int const n          = values - v * unit < unit ? values - v * unit : unit;
-            std::byte* const now = next(true, at.part * Columns + v * unit, n);
+            std::byte* const now = next(true, at.column_block * Columns + v * unit, n);
             if constexpr (!rows::coded)
             {
                 if (is_whole && count < sixteen)
@@ -272,7 +272,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
                     if (k * group_size >= n) { break; }
                     int const g   = v * (unit / group_size) + k;
                     int const own = n - k * group_size < group_size ? n - k * group_size : group_size;
-                    all.template weigh<rows::weight_parts>(
+                    all.template weigh<rows::weight_limbs>(
                         x[0], rows::pair(lane, now, k, 0, true), rows::pair(lane, now, k, 1, true), g, w);
                     rows::add_codes(lane, now, k, own, w, all.of + 4 * g);
                 }

@@ -40,7 +40,7 @@ struct attend_states
                                                              : bases() - 1;
     }
     /// Blocks that share the coordinates of values.
-    [[nodiscard]] MDKV_HD int parts() const { return (sizes.values + columns - 1) / columns; }
+    [[nodiscard]] MDKV_HD int column_blocks() const { return (sizes.values + columns - 1) / columns; }
     [[nodiscard]] MDKV_HD index_t block_floats() const { return index_t{bases()} * attend_queries * (2 + columns); }
     /// The logit whose weight is 1, the sum of weights, then the sums of values of query g.
     [[nodiscard]] MDKV_HD float* state(index_t block, int basis, int g) const
@@ -127,9 +127,9 @@ struct attend_sums
 
     /// Weights times the scales of a group of codes, as factors of codes; adds the minima's share. The lane's two tokens have
     /// `scales` and `minima`.
-    template <int Parts>
+    template <int Limbs>
     __device__ void weigh(float const (&w)[4], std::uint32_t scales, std::uint32_t minima, int number,
-        std::uint32_t (&to)[std::size_t{Parts}][2])
+        std::uint32_t (&to)[std::size_t{Limbs}][2])
     {
         MDKV_UNROLL
         for (int i = 0; i < 2; ++i)
@@ -145,7 +145,7 @@ struct attend_sums
             first  = low_half(scales) * inverse;
             second = high_half(scales) * inverse;
         }
-        transposed<half, Parts>({w[0] * first, w[1] * first, w[2] * second, w[3] * second}, to);
+        transposed<half, Limbs>({w[0] * first, w[1] * first, w[2] * second, w[3] * second}, to);
     }
 
     [[nodiscard]] __device__ float top_of(int i) const { return total[i] == 0.0F ? mdkv::detail::empty_lse : top[i]; }

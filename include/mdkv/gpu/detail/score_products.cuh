@@ -35,7 +35,7 @@ inline constexpr int score_depth       = 16; ///< coordinates of one tensor core
 /// Shared memory that every GPU since compute capability 8.0 gives a block; a tile of one warp's tokens may take more.
 inline constexpr index_t score_most_shared = 96 * 1024;
 /// Blocks of the first sweep: about eight on each multiprocessor; bounds the scratch.
-inline constexpr index_t score_parts = 1056;
+inline constexpr index_t score_splits = 1056;
 
 /// Size of a tile, and its contents.
 struct score_tiling
@@ -90,18 +90,18 @@ private:
     }
 };
 
-/// Sweep two's sums, each in parts: one float a thread. Threads that share a token have a part each.
+/// Sweep two's sums, each as partial sums: one float a thread. Threads that share a token have one each.
 struct score_thread_sums
 {
-    static constexpr int parts = score_threads;
+    static constexpr int partials = score_threads;
 
-    float* all; // every sum [parts]
+    float* all; // every sum [partials]
     int tokens; ///< tokens of the tile
     int softmaxes;
     int rungs;
 
     MDKV_HD score_thread_sums(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
-        : all{memory.take<float>(index_t{p.softmaxes + 1 + 4 * p.count} * parts)}
+        : all{memory.take<float>(index_t{p.softmaxes + 1 + 4 * p.count} * partials)}
         , tokens{t.tokens()}
         , softmaxes{p.softmaxes}
         , rungs{p.count}
@@ -109,26 +109,26 @@ struct score_thread_sums
 
     // All from one address, because a thread has no registers for six.
 
-    /// [parts]  |v|^2
+    /// [partials]  |v|^2
     [[nodiscard]] MDKV_HD float* squares() const noexcept { return all; }
-    /// [softmaxes, parts]  totals over rows of P, then of |P' - P|
-    [[nodiscard]] MDKV_HD float* probabilities() const noexcept { return all + parts; }
-    /// [rungs, parts]  |v - v'|^2 by rounding
-    [[nodiscard]] MDKV_HD float* roundings() const noexcept { return probabilities() + softmaxes * parts; }
-    /// [rungs, parts]  squares of the coordinates from kept_from on
-    [[nodiscard]] MDKV_HD float* kept() const noexcept { return roundings() + rungs * parts; }
-    /// [rungs, parts]  |v - v'|^2 but for rounding, if |v|^2 - |v'|^2 would cancel
-    [[nodiscard]] MDKV_HD float* rests() const noexcept { return kept() + rungs * parts; }
-    /// [rungs, parts]  variance of a logit, if codes were a whole range apart
-    [[nodiscard]] MDKV_HD float* spread() const noexcept { return rests() + rungs * parts; }
+    /// [softmaxes, partials]  totals over rows of P, then of |P' - P|
+    [[nodiscard]] MDKV_HD float* probabilities() const noexcept { return all + partials; }
+    /// [rungs, partials]  |v - v'|^2 by rounding
+    [[nodiscard]] MDKV_HD float* roundings() const noexcept { return probabilities() + softmaxes * partials; }
+    /// [rungs, partials]  squares of the coordinates from kept_from on
+    [[nodiscard]] MDKV_HD float* kept() const noexcept { return roundings() + rungs * partials; }
+    /// [rungs, partials]  |v - v'|^2 but for rounding, if |v|^2 - |v'|^2 would cancel
+    [[nodiscard]] MDKV_HD float* rests() const noexcept { return kept() + rungs * partials; }
+    /// [rungs, partials]  variance of a logit, if codes were a whole range apart
+    [[nodiscard]] MDKV_HD float* spread() const noexcept { return rests() + rungs * partials; }
 
-    /// Total i of one token at `sums`: its parts joined in their order.
+    /// Total i of one token at `sums`: its partial sums joined in their order.
     [[nodiscard]] __device__ float joined(float const* sums, int i, int token, row_norm norm = row_norm::sum) const
     {
         float total = 0;
-        for (int part = token; part < parts; part += tokens)
+        for (int partial = token; partial < partials; partial += tokens)
         {
-            total = mdkv::detail::joined_rows(norm, total, sums[i * parts + part]);
+            total = mdkv::detail::joined_rows(norm, total, sums[i * partials + partial]);
         }
         return total;
     }
@@ -150,7 +150,7 @@ inline score_tiling::score_tiling(score_plan const& p, bool half_width)
     } while (all > score_most_shared && token_shift > 0);
 }
 
-/// [token][row]: a lane's part of a product.
+/// [token][row]: a lane's share of a product.
 using score_products = float[4][4];
 
 __device__ __forceinline__ void clear(score_products& products)

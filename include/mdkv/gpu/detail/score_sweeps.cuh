@@ -103,7 +103,7 @@ __device__ __forceinline__ void add_differences(score_products const& logits, fl
 namespace MDKV_NAMESPACE::gpu::kernels
 {
 
-/// Sweep one: one block for each head and part of its tokens; the window is one more part.
+/// Sweep one: one block for each head and split of its tokens; the window is one more split.
 template <element T>
 struct score_sums
 {
@@ -115,26 +115,26 @@ struct score_sums
     detail::token_rows<T> window_keys;
     detail::score_plan plan;
     detail::score_tiling tiling;
-    detail::score_states states; // one part for each part of a head and warp of tokens
-    index_t parts;               // parts of a head, without the window
+    detail::score_states states; // one split for each split of a head and warp of tokens
+    index_t splits;              // splits of a head, without the window
     bool exact;                  ///< the exact softmax is wanted
 
     [[nodiscard]] index_t shared_bytes() const { return tiling.keys; }
 
     __device__ void operator()() const
     {
-        index_t const head   = device::block() / (parts + 1);
-        index_t const part   = device::block() % (parts + 1);
-        bool const in_window = part == parts;
+        index_t const head   = device::block() / (splits + 1);
+        index_t const split  = device::block() % (splits + 1);
+        bool const in_window = split == splits;
         auto const& from     = in_window ? window_keys : keys;
         index_t const tokens = from.view.extent(1);
         index_t const tiles  = tiling.tiles(tokens);
         index_t const offset = in_window ? keys.view.extent(1) : 0;
-        index_t const end    = in_window ? tiles : tiles * (part + 1) / parts;
+        index_t const end    = in_window ? tiles : tiles * (split + 1) / splits;
         mdkv::detail::carver memory{device::shared_memory()};
         detail::score_block const block{plan, tiling, head, memory};
         clear();
-        for (index_t i = in_window ? 0 : tiles * part / parts; i < end; ++i)
+        for (index_t i = in_window ? 0 : tiles * split / splits; i < end; ++i)
         {
             index_t const t = i * tiling.tokens();
             if (plan.none_sees(offset + t)) { return; }
@@ -142,14 +142,14 @@ struct score_sums
             device::sync(); // the tile before may still be read, and states be cleared
             block.read(from, t, count, true);
             if (!in_window) { block.project_keys(); }
-            add_tile(block, part, offset + t, count, in_window);
+            add_tile(block, split, offset + t, count, in_window);
         }
     }
 
 private:
     __device__ void clear() const
     {
-        index_t const size = states.per_part() * tiling.token_warps();
+        index_t const size = states.per_split() * tiling.token_warps();
         for (index_t i = device::thread(); i < size; i += threads)
         {
             states.memory[device::block() * size + i] = i / plan.rows % 2 == 0 ? mdkv::detail::lowest_logit : 0.0F;
@@ -157,9 +157,10 @@ private:
     }
 
     /// Adds a tile's logits to the states. If `whole`, all rungs store the tile's keys as they are (the window).
-    __device__ void add_tile(detail::score_block const& block, index_t part, index_t first, int count, bool whole) const
+    __device__ void add_tile(
+        detail::score_block const& block, index_t split, index_t first, int count, bool whole) const
     {
-        index_t const own = part * tiling.token_warps() + device::warp() % tiling.token_warps();
+        index_t const own = split * tiling.token_warps() + device::warp() % tiling.token_warps();
         for (int p = tiling.share(); p * detail::score_panel < plan.rows; p += tiling.shares())
         {
             int const row         = p * detail::score_panel + block.row;
@@ -250,7 +251,7 @@ private:
     // Noise and means of values lie beside the channels and are found from there: a thread has no registers for an address of
     // their own.
 
-    /// Finds this thread's parts of the variance of its token's logit, from keys rotated the way pack rotates them, or from
+    /// Finds this thread's share of the variance of its token's logit, from keys rotated the way pack rotates them, or from
     /// their coordinates in the basis.
     __device__ void add_noise(detail::score_block const& block, detail::score_thread_sums const& sums) const
     {
@@ -286,7 +287,7 @@ private:
         }
     }
 
-    /// Finds this thread's parts of its token's sums of squares.
+    /// Finds this thread's share of its token's sums of squares.
     __device__ void square(detail::score_block const& block, detail::score_thread_sums const& sums) const
     {
         detail::score_tile const& tile = block.tile;
@@ -334,7 +335,7 @@ private:
         }
     }
 
-    /// Finds, if squares nearly cancel, this thread's part of the squared difference between its token's value and the
+    /// Finds, if squares nearly cancel, this thread's share of the squared difference between its token's value and the
     /// part of the value that a rung keeps.
     __device__ void add_rests(index_t head, detail::score_tile const& tile, detail::score_thread_sums const& sums) const
     {
@@ -368,7 +369,7 @@ private:
         auto const total    = [&](int softmax) { return sums.joined(sums.probabilities(), softmax, token, plan.norm); };
         float const mass    = mdkv::detail::mass_of(plan, total(0));
         float kept          = 0;
-        if (plan.parts != nullptr) { plan.part(head, 0)[at] = mass; }
+        if (plan.terms != nullptr) { plan.term(head, 0)[at] = mass; }
         if (plan.dropped >= 0) { loss(head, plan.dropped, at) = mdkv::detail::dropped_loss(mass, length); }
         if (plan.full >= 0) { loss(head, plan.full, at) = 0; }
         for (int r = 0; r < plan.count; ++r)
