@@ -58,12 +58,12 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
         token += sequences[static_cast<std::size_t>(i)].queries;
         if (jobs != nullptr) { new (jobs + i) job_of_panel{job}; }
     }
-    std::byte* const memory = frame.take<std::byte>(on.slots(most_splits) * own_bytes);
+    std::byte* const memory = frame.take<std::byte>(on.workers(most_splits) * own_bytes);
     if (!frame.ready()) { return; }
 
-    auto const body = [&](index_t split, index_t slot) {
+    auto const body = [&](index_t split, index_t worker) {
         index_t const i = std::upper_bound(first, first + count + 1, split) - first - 1;
-        jobs[i](split - first[i], memory + slot * own_bytes);
+        jobs[i](split - first[i], memory + worker * own_bytes);
     };
     for (index_t number = 0; number < panels; ++number)
     {

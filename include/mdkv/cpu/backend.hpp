@@ -25,27 +25,27 @@ struct backend
     executor_ref executor{};
     mdkv::ranks<space::host> const* ranks = nullptr; ///< see core/ranks.hpp; null: all heads are here
 
-    /// Parts that scratch memory is cut into for a loop over `count` items.
-    [[nodiscard]] index_t slots(index_t count) const noexcept
+    /// Workers, each with scratch memory of its own, of a loop over `count` items.
+    [[nodiscard]] index_t workers(index_t count) const noexcept
     {
         index_t const threads = executor.threads() < count ? executor.threads() : count;
         return threads > 1 ? threads : 1;
     }
 
-    /// Calls `body(i, slot)` for every i in [0, count); no two calls with the same slot run at once. Which slot serves
+    /// Calls `body(i, worker)` for every i in [0, count); no two calls with the same worker run at once. Which worker serves
     /// which i may vary between runs, so a body must not let results depend on it. Bodies run in the floating-point
     /// environment of core/float_environment.hpp.
     template <class Body>
     void for_each(index_t count, Body const& body) const
     {
-        index_t const parts = slots(count);
-        index_t const some  = count / (32 * parts) + 1; // items taken at once: small neighbours share cache lines
-        index_t next        = 0; // (std::atomic's header takes longer to compile than all of this)
-        executor.parallel_for(parts, [&](index_t slot) {
+        index_t const all  = workers(count);
+        index_t const some = count / (32 * all) + 1; // items taken at once: small neighbours share cache lines
+        index_t next       = 0;                      // (std::atomic's header takes longer to compile than all of this)
+        executor.parallel_for(all, [&](index_t worker) {
             float_environment const standard;
             for (index_t i; (i = __atomic_fetch_add(&next, some, __ATOMIC_RELAXED)) < count;)
             {
-                for (index_t const end = count - i < some ? count : i + some; i < end; ++i) { body(i, slot); }
+                for (index_t const end = count - i < some ? count : i + some; i < end; ++i) { body(i, worker); }
             }
         });
     }
@@ -66,9 +66,9 @@ MDKV_OUTLINE inline void run(backend const& on, any_job const& job, index_t item
     constexpr auto line = static_cast<index_t>(workspace::alignment);
     index_t const bytes = (job.scratch_bytes + line - 1) / line * line;
     workspace::frame frame{*on.scratch, job.name};
-    std::byte* const memory = frame.take<std::byte>(on.slots(items) * bytes);
+    std::byte* const memory = frame.take<std::byte>(on.workers(items) * bytes);
     if (!frame.ready()) { return; }
-    on.for_each(items, [&](index_t item, index_t slot) { job.call(job.job, memory + slot * bytes, item); });
+    on.for_each(items, [&](index_t item, index_t worker) { job.call(job.job, memory + worker * bytes, item); });
 }
 
 /// Calls job(team, item) for every item, on the backend's threads, and returns when all are done. In a dry run it only

@@ -77,13 +77,13 @@ void accumulate_gram_impl(backend const& on, in_view<T, 3, backend> samples, out
     index_t const splits = std::clamp<index_t>(count / gram_sums::least_share, 1, gram_sums::splits);
     workspace::frame frame{*on.scratch, "accumulate_gram"};
     double* const sums  = frame.take<double>(checked_multiply(heads * splits, dim * dim)); // [H, splits, D, D]
-    float* const blocks = frame.take<float>(on.slots(heads * splits) * (gram_sums::block_rows * step + tile::width));
+    float* const blocks = frame.take<float>(on.workers(heads * splits) * (gram_sums::block_rows * step + tile::width));
     if (!frame.ready()) { return; }
 
-    on.for_each(heads * splits, [&](index_t item, index_t slot) {
+    on.for_each(heads * splits, [&](index_t item, index_t worker) {
         index_t const head  = item / splits;
         index_t const split = item % splits;
-        float* const block  = blocks + slot * (gram_sums::block_rows * step + tile::width); // [block_rows, step]
+        float* const block  = blocks + worker * (gram_sums::block_rows * step + tile::width); // [block_rows, step]
         double* const sum   = sums + item * dim * dim;
         std::fill_n(sum, dim * dim, 0.0);
         std::fill_n(block, gram_sums::block_rows * step + tile::width, 0.0F);

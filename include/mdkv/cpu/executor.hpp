@@ -40,7 +40,7 @@ public:
         , threads_{executor.threads()}
     {}
 
-    /// Number of items that may run at once, and of parts that scratch memory is cut into.
+    /// Number of items that may run at once, and of workers that have scratch memory of their own.
     [[nodiscard]] int threads() const noexcept { return threads_; }
 
     /// Calls `body(i)` for every i in [0, count). A single item runs in the calling thread.

@@ -29,7 +29,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     in_view<float, 3, backend> value_basis, ratio_set const& ratios, score_options<backend> const& options,
     out_view<float, 3, backend> loss)
 {
-    using detail::score_slot;
+    using detail::score_scratch;
     index_t const heads  = keys.extent(0);
     index_t const tokens = keys.extent(1);
     index_t const window = window_keys.extent(1);
@@ -49,15 +49,15 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     index_t const split_size = tile::round_up((tokens + splits - 1) / splits, block);
     index_t const piece      = 2 * block;
     index_t const pieces     = (tokens + piece - 1) / piece;
-    index_t const slots      = on.slots(heads * (std::max)(splits + 1, pieces));
-    index_t const per_slot   = tile::round_up(mdkv::detail::bytes_of<score_slot>(plan), workspace::alignment);
+    index_t const workers    = on.workers(heads * (std::max)(splits + 1, pieces));
+    index_t const per_worker = tile::round_up(mdkv::detail::bytes_of<score_scratch>(plan), workspace::alignment);
     mdkv::detail::score_states states{nullptr, splits + 1, plan.softmaxes, plan.rows};
 
     plan.past = tokens;
     workspace::frame frame{*on.scratch, "score"};
     plan.memory            = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory          = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
-    std::byte* const rooms = frame.take<std::byte>(checked_multiply(slots, per_slot));
+    std::byte* const rooms = frame.take<std::byte>(checked_multiply(workers, per_worker));
     plan.terms             = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.term_floats())) : nullptr;
     if (!frame.ready() || tokens == 0) { return; }
 
@@ -68,9 +68,9 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
             "] is ", weight, "; it must be finite and not negative");
     }
 
-    auto const slot_at = [&](index_t slot) {
-        mdkv::detail::carver carved{rooms + slot * per_slot};
-        return score_slot{carved, plan};
+    auto const scratch_of = [&](index_t worker) {
+        mdkv::detail::carver carved{rooms + worker * per_worker};
+        return score_scratch{carved, plan};
     };
     mdkv::detail::score_queries<backend, U> const panels{queries, plan};
     run(on, panels, heads * panels.panels());
@@ -87,14 +87,14 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     // Sweep one.
     bool const exact_needed = !options.lse.has_value();
     bool const sweep        = exact_needed || plan.softmaxes > 1;
-    on.for_each(sweep ? heads * states.splits : 0, [&](index_t item, index_t slot_index) {
+    on.for_each(sweep ? heads * states.splits : 0, [&](index_t item, index_t worker) {
         index_t const head               = item / states.splits;
         index_t const split              = item % states.splits;
         bool const in_window             = split == splits;
         index_t const begin              = in_window ? 0 : split * split_size;
         index_t const end                = in_window ? window : (std::min)(tokens, begin + split_size);
         index_t const offset             = in_window ? tokens : 0;
-        score_slot const slot            = slot_at(slot_index);
+        score_scratch const scratch      = scratch_of(worker);
         mdkv::detail::score_head const h = plan.head(head);
         for (int i = 0; i < plan.softmaxes; ++i)
         {
@@ -104,8 +104,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         for (index_t t = begin; t < end && !plan.none_sees(offset + t); t += block)
         {
             index_t const count = (std::min)(block, end - t);
-            detail::score_block const here{slot, plan, h, offset + t, count};
-            tile::read_block(in_window ? window_keys : keys, head, t, count, slot.rows);
+            detail::score_block const here{scratch, plan, h, offset + t, count};
+            tile::read_block(in_window ? window_keys : keys, head, t, count, scratch.rows);
             if (!in_window) { here.project_keys(); }
             here.add_states(exact_needed, in_window, states, head, split);
         }
@@ -116,24 +116,24 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     run(on, join, heads * join.per_head());
 
     // Sweep two.
-    on.for_each(heads * pieces, [&](index_t item, index_t slot_index) {
+    on.for_each(heads * pieces, [&](index_t item, index_t worker) {
         index_t const head               = item / pieces;
         index_t const end                = (std::min)(tokens, (item % pieces + 1) * piece);
-        score_slot const slot            = slot_at(slot_index);
+        score_scratch const scratch      = scratch_of(worker);
         mdkv::detail::score_head const h = plan.head(head);
         for (index_t t = item % pieces * piece; t < end; t += block)
         {
             index_t const count = (std::min)(block, end - t);
-            detail::score_block const here{slot, plan, h, t, count};
+            detail::score_block const here{scratch, plan, h, t, count};
             if (plan.more == 0 || plan.softmaxes > 1 || plan.rotates) // otherwise sweep one has left all that is needed
             {
-                tile::read_block(keys, head, t, count, slot.rows);
+                tile::read_block(keys, head, t, count, scratch.rows);
                 here.project_keys();
             }
             here.add_losses();
             here.add_noise();
 
-            tile::read_block(values, head, t, count, slot.rows);
+            tile::read_block(values, head, t, count, scratch.rows);
             here.write_losses(value_basis, head, loss);
         }
     });

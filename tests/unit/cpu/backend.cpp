@@ -24,19 +24,19 @@ TEST_CASE("the CPU backend works on host memory, serially and without scratch un
     static_assert(cpu::backend::memory_space == space::host);
     cpu::backend const on;
     CHECK(on.scratch == nullptr);
-    CHECK(on.slots(100) == 1);
+    CHECK(on.workers(100) == 1);
 }
 
-TEST_CASE("there are as many slots as threads, but no more than items and at least one")
+TEST_CASE("there are as many workers as threads, but no more than items and at least one")
 {
     cpu::thread_pool pool{4};
     cpu::backend const on{nullptr, pool};
-    CHECK(on.slots(100) == 4);
-    CHECK(on.slots(3) == 3);
-    CHECK(on.slots(0) == 1);
+    CHECK(on.workers(100) == 4);
+    CHECK(on.workers(3) == 3);
+    CHECK(on.workers(0) == 1);
 }
 
-TEST_CASE("for_each visits every item once and never runs two of one slot at a time")
+TEST_CASE("for_each visits every item once and never runs two of one worker at a time")
 {
     cpu::thread_pool pool{3};
     cpu::backend const on{nullptr, pool};
@@ -44,15 +44,15 @@ TEST_CASE("for_each visits every item once and never runs two of one slot at a t
     std::vector<std::atomic<int>> inside(3);
     std::atomic<int> collisions{0};
     std::atomic<int> strangers{0};
-    on.for_each(1000, [&](index_t i, index_t slot) {
-        if (slot < 0 || slot >= 3)
+    on.for_each(1000, [&](index_t i, index_t worker) {
+        if (worker < 0 || worker >= 3)
         {
             ++strangers;
             return;
         }
-        if (inside[static_cast<std::size_t>(slot)].fetch_add(1) != 0) { ++collisions; }
+        if (inside[static_cast<std::size_t>(worker)].fetch_add(1) != 0) { ++collisions; }
         ++visited[static_cast<std::size_t>(i)];
-        inside[static_cast<std::size_t>(slot)].fetch_sub(1);
+        inside[static_cast<std::size_t>(worker)].fetch_sub(1);
     });
     CHECK(collisions == 0);
     CHECK(strangers == 0);

@@ -32,7 +32,7 @@ using mdkv::detail::score_rung;
 using mdkv::detail::score_states;
 
 /// The working set of a thread: a block of tokens and what is computed from it.
-struct score_slot
+struct score_scratch
 {
     float* rows;    // [block, dim or value_dim]
     float* rotated; // [block, dim or value_dim]              rows, rotated
@@ -40,7 +40,7 @@ struct score_slot
     float* sums;    // [softmaxes, block, lanes]              totals over rows of P, then of |P' - P|
     float* spread;  // [rungs, block]                         variance of a logit, if codes were a whole range apart
 
-    score_slot(mdkv::detail::carver& memory, score_plan const& plan) noexcept
+    score_scratch(mdkv::detail::carver& memory, score_plan const& plan) noexcept
         : rows{memory.take<float>(tile::block * (std::max)(plan.dim, plan.value_dim))}
         , rotated{memory.take<float>(plan.rotates ? tile::block * (std::max)(plan.dim, plan.value_dim) : 0)}
         , latents{memory.take<float>(tile::block * (std::max)(plan.key_columns(), plan.value_columns()))}
@@ -141,17 +141,17 @@ inline void multiply_queries(score_plan const& plan, score_head const& h) noexce
 /// A block of a head's tokens, multiplied with the head's queries tile by tile.
 struct score_block
 {
-    score_slot const& slot;
+    score_scratch const& scratch;
     score_plan const& plan;
     score_head const& head;
     index_t first; ///< first token
     index_t count;
 
-    /// Finds the basis coordinates of the keys in slot.rows: once a block, for any number of queries.
+    /// Finds the basis coordinates of the keys in scratch.rows: once a block, for any number of queries.
     void project_keys() const noexcept
     {
         if (plan.latent == 0) { return; }
-        tile::multiply_block(slot.rows, plan.dim, head.key_basis, plan.key_columns(), slot.latents);
+        tile::multiply_block(scratch.rows, plan.dim, head.key_basis, plan.key_columns(), scratch.latents);
     }
 
     /// Sweep one: adds the logits to the states of a head's split, to the exact softmax's only if `exact_needed`. If
@@ -173,11 +173,11 @@ struct score_block
         });
     }
 
-    /// Sweep two: slot.sums[0] = total of P over the rows, slot.sums[i] = total of |P' - P| of softmax i, per token in
+    /// Sweep two: scratch.sums[0] = total of P over the rows, scratch.sums[i] = total of |P' - P| of softmax i, per token in
     /// `lanes` partial sums.
     void add_losses() const noexcept
     {
-        std::fill_n(slot.sums, slot.sum(plan.softmaxes, 0) - slot.sums, 0.0F);
+        std::fill_n(scratch.sums, scratch.sum(plan.softmaxes, 0) - scratch.sums, 0.0F);
 #if !defined(__CUDA_ARCH__) // nvcc reads this for the device, too, which knows no vectors
         for_each_tile([&](index_t t, index_t p) {
             score_tile exact{};
@@ -190,15 +190,15 @@ struct score_block
                 else { logits = &multiply(i, t, p, sums, shown); }
                 mdkv::detail::with_norm(plan.norm, [&](auto norm) {
                     add_differences<norm>(
-                        *logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, slot.sum(i, t));
+                        *logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, scratch.sum(i, t));
                 });
             }
         });
 #endif
     }
 
-    /// Sweep two: finds slot.spread of the keys, of those in slot.rows rotated the way pack rotates them, and of their
-    /// coordinates in slot.latents.
+    /// Sweep two: finds scratch.spread of the keys, of those in scratch.rows rotated the way pack rotates them, and of their
+    /// coordinates in scratch.latents.
     void add_noise() const noexcept
     {
         index_t const dim         = plan.dim;
@@ -206,34 +206,37 @@ struct score_block
         float const* const factor = mean + dim;
         for (index_t i = 0; i < count; ++i)
         {
-            float const* const key = slot.rows + i * dim;
-            float* const x         = slot.rotated;
+            float const* const key = scratch.rows + i * dim;
+            float* const x         = scratch.rotated;
             for (index_t d = 0; plan.rotates && d < dim; ++d) { x[d] = (key[d] - mean[d]) * factor[d]; }
             if (plan.rotates) { hadamard_row(x, dim); }
             float const whole = plan.rotates ? spread_of(x, dim, factor + 2 * dim) : 0.0F;
             for (int r = 0; r < plan.count; ++r)
             {
-                score_rung const& u              = plan.rungs[r];
-                float const* const latents       = slot.latents + i * plan.key_columns();
-                slot.spread[r * tile::block + i] = !u.projected ? whole
-                                                   : !u.quantised()
-                                                       ? 0.0F
-                                                       : spread_of(latents, u.keys, head.noise + r * plan.groups());
+                score_rung const& u                 = plan.rungs[r];
+                float const* const latents          = scratch.latents + i * plan.key_columns();
+                scratch.spread[r * tile::block + i] = !u.projected ? whole
+                                                      : !u.quantised()
+                                                          ? 0.0F
+                                                          : spread_of(latents, u.keys, head.noise + r * plan.groups());
             }
         }
     }
 
-    /// Writes the losses of the block's tokens at every rung, from slot.sums and the values in slot.rows. Rotation keeps
+    /// Writes the losses of the block's tokens at every rung, from scratch.sums and the values in scratch.rows. Rotation keeps
     /// lengths, so rotated values are compared without rotating them back.
     void write_losses(
         in_view<float, 3, backend> const& basis, index_t of, out_view<float, 3, backend> const& loss) const noexcept
     {
         index_t const columns = plan.value_columns();
-        if (columns > 0) { tile::multiply_block(slot.rows, plan.value_dim, head.value_basis, columns, slot.latents); }
+        if (columns > 0)
+        {
+            tile::multiply_block(scratch.rows, plan.value_dim, head.value_basis, columns, scratch.latents);
+        }
         for (index_t i = 0; plan.rotates && i < count; ++i)
         {
-            float const* const value = slot.rows + i * plan.value_dim;
-            float* const x           = slot.rotated + i * plan.value_dim;
+            float const* const value = scratch.rows + i * plan.value_dim;
+            float* const x           = scratch.rotated + i * plan.value_dim;
             for (index_t d = 0; d < plan.value_dim; ++d) { x[d] = value[d] - head.means[d]; }
             hadamard_row(x, plan.value_dim);
         }
@@ -244,7 +247,7 @@ struct score_block
 #endif
                 return a;
             };
-            return simd::over_lanes(simd::load(slot.sum(softmax, i)), join);
+            return simd::over_lanes(simd::load(scratch.sum(softmax, i)), join);
         };
         float mass[tile::block];
         float squared[tile::block]; // |v|^2
@@ -252,9 +255,10 @@ struct score_block
         float kept[tile::block]{};  // part of |v|^2 in the coordinates of the rung before
         for (index_t i = 0; i < count; ++i)
         {
-            mass[i]    = mdkv::detail::mass_of(plan, total(0, i));
-            squared[i] = tile::dot(slot.rows + i * plan.value_dim, slot.rows + i * plan.value_dim, plan.value_dim);
-            length[i]  = std::sqrt(squared[i]);
+            mass[i] = mdkv::detail::mass_of(plan, total(0, i));
+            squared[i] =
+                tile::dot(scratch.rows + i * plan.value_dim, scratch.rows + i * plan.value_dim, plan.value_dim);
+            length[i] = std::sqrt(squared[i]);
             if (plan.terms != nullptr) { plan.term(of, 0)[first + i] = mass[i]; }
             if (plan.dropped >= 0)
             {
@@ -265,7 +269,7 @@ struct score_block
         for (int r = 0; r < plan.count; ++r)
         {
             score_rung const& u     = plan.rungs[r];
-            float const* const from = u.projected ? slot.latents : slot.rotated;
+            float const* const from = u.projected ? scratch.latents : scratch.rotated;
             index_t const step      = u.projected ? columns : plan.value_dim;
             float roundings[tile::block]{}; // |v - v'|^2 by codes
             if (u.quantised()) { find_roundings(from, count, step, u.values, u.kind, roundings); }
@@ -277,10 +281,10 @@ struct score_block
                 {
                     kept[i] = u.kept(kept[i], tile::dot(x + u.kept_from, x + u.kept_from, u.values - u.kept_from));
                     missing +=
-                        squared_rest(slot.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
+                        squared_rest(scratch.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
                 }
                 mdkv::detail::write_loss(plan, r, loss, of, first + i, total(u.softmax, i), mass[i], length[i], missing,
-                    slot.spread[r * tile::block + i]);
+                    scratch.spread[r * tile::block + i]);
             }
         }
     }
@@ -323,7 +327,7 @@ private:
         index_t const end     = i == 0 ? plan.dim : plan.columns[i];
         index_t const step    = i == 0 ? plan.dim : plan.key_columns();
         float const* queries  = (i == 0 ? head.queries : head.latents) + (p * step + begin) * tile::width;
-        float const* const at = (i == 0 ? slot.rows : slot.latents) + t * step + begin;
+        float const* const at = (i == 0 ? scratch.rows : scratch.latents) + t * step + begin;
         if (begin == 0) { std::memset(sums, 0, sizeof sums); }
         tile::multiply_add<tile::vectors>(at, step, 1, queries, tile::width, end - begin, sums);
         if (plan.all_see(first + t + tile::rows - 1) && count - t >= tile::rows) { return sums; }

@@ -99,7 +99,7 @@ private:
     int lane_;
     int left_; ///< pairs not yet copied to their end
     attend_copies const& copies_;
-    unit_buffers<3, rows::slot_bytes> buffers_;
+    unit_buffers<3, rows::buffer_bytes> buffers_;
     std::byte const* key_; ///< the pair that is copied
     std::byte const* value_;
 };

@@ -75,9 +75,9 @@ struct attend_rows
     static constexpr std::uint32_t low_codes  = 0x000f000fU;
     static constexpr std::uint32_t high_codes = 0x00f000f0U;
     /// Bytes of a tile in a unit, whole rows; bytes of a unit; units in a warp's shared memory.
-    static constexpr int tile_bytes = coded ? (unit / group * group_bytes + row - 1) / row * row : image_bytes;
-    static constexpr int slot_bytes = Tiles * tile_bytes;
-    static constexpr int slots      = attend_ring / slot_bytes;
+    static constexpr int tile_bytes   = coded ? (unit / group * group_bytes + row - 1) / row * row : image_bytes;
+    static constexpr int buffer_bytes = Tiles * tile_bytes;
+    static constexpr int buffers      = attend_ring / buffer_bytes;
 
     /// Words of four tokens in a row of a group's values, and those of the first half of its coordinates: multiples of 4.
     [[nodiscard]] MDKV_HD static constexpr int middle(int n) { return ((n + 1) / 2 + 3) / 4 * 4; }
@@ -178,29 +178,29 @@ struct attend_rows
         return device::load<std::uint32_t>(tile + begin + lane / 4 * 4); // no sector of 32 bytes ends inside them
     }
 
-    /// Clears bytes [begin, end) of plain numbers in a slot: what is there may be no number, and is multiplied by 0.
-    __device__ static void clear(std::byte* slot, int begin, int end)
+    /// Clears bytes [begin, end) of plain numbers in a buffer: what is there may be no number, and is multiplied by 0.
+    __device__ static void clear(std::byte* buffer, int begin, int end)
     {
         int const lane = device::thread_again() % device::warp_size;
         MDKV_ROLLED
         for (int i = begin + 2 * lane; i < end; i += 2 * device::warp_size)
         {
             MDKV_UNROLL
-            for (int k = 0; k < element_limbs; ++k) { device::store(slot + k * image_bytes + i, std::uint16_t{0}); }
+            for (int k = 0; k < element_limbs; ++k) { device::store(buffer + k * image_bytes + i, std::uint16_t{0}); }
         }
         device::sync_warp();
     }
 
     /// x += logits of each tile's 16 tokens over a unit's n coordinates.
-    __device__ static void add_keys(int lane, std::byte* slot, int n, fragments const* queries, float const* query_sums,
-        float (&x)[std::size_t{Tiles}][4])
+    __device__ static void add_keys(int lane, std::byte* buffer, int n, fragments const* queries,
+        float const* query_sums, float (&x)[std::size_t{Tiles}][4])
     {
         if constexpr (!coded)
         {
             // Coordinates 0 to 15 of a step; tokens 0 to 7, or 8 to 15.
             int const first =
                 lane / 16 * 2 * plain_step + lane % 8 / 4 * plain_step + lane % 4 * 32 + lane / 8 % 2 * 16;
-            if (n % 16 != 0) { clear(slot, n / 4 * plain_step + n % 4 * 32, 4 * plain_step * ((n + 15) / 16)); }
+            if (n % 16 != 0) { clear(buffer, n / 4 * plain_step + n % 4 * 32, 4 * plain_step * ((n + 15) / 16)); }
             MDKV_UNROLL
             for (int i = 0; i < unit / 16; ++i)
             {
@@ -215,7 +215,7 @@ struct attend_rows
                 for (int k = 0; k < element_limbs; ++k)
                 {
                     std::uint32_t a[4];
-                    device::load_transposed(a, slot + k * image_bytes + i * 4 * plain_step + first);
+                    device::load_transposed(a, buffer + k * image_bytes + i * 4 * plain_step + first);
                     MDKV_UNROLL
                     for (int j = 0; j + k < query_limbs; ++j)
                     {
@@ -241,7 +241,7 @@ struct attend_rows
                     for (int t = 0; t < Tiles; ++t) // a step's two rows are swapped alike
                     {
                         // unwritten: codes beyond a group's or a run's are numbers, too, and multiplied by 0 or not used
-                        auto const word = device::load<uint2>(slot + t * tile_bytes + from + i * 2 * row);
+                        auto const word = device::load<uint2>(buffer + t * tile_bytes + from + i * 2 * row);
                         multiply_codes(word.x, word.y, q, sum[t]);
                     }
                 }
@@ -250,7 +250,7 @@ struct attend_rows
                 MDKV_UNROLL
                 for (int t = 0; t < Tiles; ++t)
                 {
-                    std::byte const* const tile = slot + t * tile_bytes;
+                    std::byte const* const tile = buffer + t * tile_bytes;
                     add_group(pair(lane, tile, k, 0, false), pair(lane, tile, k, 1, false), of_queries, sum[t], x[t]);
                 }
             }
@@ -307,7 +307,7 @@ struct attend_rows
     }
 
     /// sums += weighted plain values of a unit's n coordinates.
-    __device__ static void add_values(int lane, std::byte const* slot, int n,
+    __device__ static void add_values(int lane, std::byte const* buffer, int n,
         std::uint32_t const (&w)[std::size_t{weight_limbs}][2], float (*sums)[4])
     {
         int const from = (lane / 16 * 8 + lane % 8) * plain_step + lane / 8 % 2 * 16;
@@ -320,7 +320,7 @@ struct attend_rows
             {
                 std::uint32_t a[4];
                 // unwritten: coordinates from n on, whose sums nobody reads
-                device::load_transposed(a, slot + k * image_bytes + from + 32 * m);
+                device::load_transposed(a, buffer + k * image_bytes + from + 32 * m);
                 MDKV_UNROLL
                 for (int i = 0; i + k < weight_limbs; ++i) { device::multiply_tile<limb>(sums[m], a, w[i]); }
             }

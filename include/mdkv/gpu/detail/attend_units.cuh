@@ -58,8 +58,8 @@ __device__ __forceinline__ void copy_tile(int align, int lane, std::byte const* 
     else { copy_rows<Rows, Values, 4, Size, false>(lane, from, step, size, to); }
 }
 
-/// A warp's units in its shared memory: `Slots` buffers that are filled and read in turn.
-template <int Slots, int Bytes>
+/// A warp's units in its shared memory: `Buffers` buffers that are filled and read in turn.
+template <int Buffers, int Bytes>
 struct unit_buffers
 {
     std::byte* ring;
@@ -70,19 +70,19 @@ struct unit_buffers
     /// Waits for the unit read next. Every lane has read the unit before it then.
     __device__ __forceinline__ void wait() const
     {
-        device::copy_async_wait<Slots - 2>();
+        device::copy_async_wait<Buffers - 2>();
         device::sync_warp();
     }
     /// The buffer of the unit that was read last.
     [[nodiscard]] __device__ __forceinline__ std::byte* free() const
     {
-        return ring + (next == 0 ? (Slots - 1) * Bytes : next - Bytes);
+        return ring + (next == 0 ? (Buffers - 1) * Bytes : next - Bytes);
     }
     /// The buffer of the unit read next, and goes on.
     [[nodiscard]] __device__ __forceinline__ std::byte* take()
     {
         std::byte* const now = ring + next;
-        next                 = next == (Slots - 1) * Bytes ? 0 : next + Bytes;
+        next                 = next == (Buffers - 1) * Bytes ? 0 : next + Bytes;
         return now;
     }
     /// Waits until nothing is on its way.
@@ -104,7 +104,7 @@ struct attend_copies
     int value_step;  ///< bytes of a value
 };
 
-/// The keys, then the values, of tiles tile, tile + 4, ... below `end`, unit by unit: `slots` - 1 of them are on their way
+/// The keys, then the values, of tiles tile, tile + 4, ... below `end`, unit by unit: `buffers` - 1 of them are on their way
 /// while one is worked on.
 template <element T, storage Kind>
 class attend_units
@@ -143,7 +143,7 @@ public:
         next_value_         = run.values.begin + begin * run.values.token_bytes
                       + (rows::coded ? first_value / rows::group * rows::group_bytes : first_value * 2);
         MDKV_ROLLED
-        for (int i = 0; i < rows::slots - 1; ++i) { stage(buffers_[i]); }
+        for (int i = 0; i < rows::buffers - 1; ++i) { stage(buffers_[i]); }
     }
 
     /// Waits for the next unit and begins to copy another one to the buffer of the unit before.
@@ -202,7 +202,7 @@ private:
     int keys_left_;   ///< bytes of the tile that is copied
     int values_left_; ///< the same of its values
     attend_copies const& copies_;
-    unit_buffers<rows::slots, rows::slot_bytes> buffers_;
+    unit_buffers<rows::buffers, rows::buffer_bytes> buffers_;
     std::byte const* next_key_;
     std::byte const* next_value_;
 };
