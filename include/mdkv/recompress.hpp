@@ -229,10 +229,10 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     index_t const most                          = options.longest_head > 0 ? options.longest_head : longest;
     index_t const recent                        = layout.window + *directory.appended;
     index_t const rows                          = queries.extent(0);
-    index_t const group                         = heads > 0 ? rows / heads : 1;
+    index_t const query_group                   = heads > 0 ? rows / heads : 1;
 
-    expects(rows == heads * group && group >= 1, "recompress: queries [H*G, Q, D] has ", rows, " query heads, which ",
-        heads, " KV heads do not divide");
+    expects(rows == heads * query_group && query_group >= 1, "recompress: queries [H*G, Q, D] has ", rows,
+        " query heads, which ", heads, " KV heads do not divide");
     expects(heads == 0 || (queries.extent(1) >= 1 && queries.extent(1) <= recent),
         "recompress: queries [H*G, Q, D] has Q = ", queries.extent(1),
         "; it must be at least 1 and at most the window and the appended tokens, ", layout.window, " + ",
@@ -261,7 +261,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     }
     expects(options.window.value_or(0) >= 0, "recompress: window is ", *options.window, "; it must not be negative");
     auto const numbers = detail::number_heads(on, "recompress", heads, 0);
-    layer_shape whole{numbers.shard.heads, group, most, 0, layout.dims, index_t{sizeof(T)}}; // on all ranks
+    layer_shape whole{numbers.shard.heads, query_group, most, 0, layout.dims, index_t{sizeof(T)}}; // on all ranks
     whole.expects_valid("recompress");
     index_t const limit       = options.limit.in_bytes(whole);
     index_t const most_window = (std::min)(recent, limit / (2 * (std::max<index_t>)(whole.bytes_of(1), 1)));
@@ -279,7 +279,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
                 layout.key_bytes(r, sizeof(T)), " bytes), which the ratio set lacks");
         }
     }
-    layer_shape const shape{heads, group, most - window, window, layout.dims, index_t{sizeof(T)}};
+    layer_shape const shape{heads, query_group, most - window, window, layout.dims, index_t{sizeof(T)}};
     index_t const stand_ins = detail::stand_in_bytes(directory);
     index_t const least     = shape.window_bytes() + stand_ins;
     expects(limit >= least, "recompress: a budget of ", limit, " bytes cannot hold the window of ", window,

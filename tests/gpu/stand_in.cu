@@ -41,7 +41,7 @@ worst_error error_of(std::vector<float> const& got, std::vector<float> const& wa
 
 TEST_CASE_TEMPLATE("stand_in on the GPU makes the CPU's tokens, to rounding", T, float, half, bfloat16)
 {
-    for (auto const& [heads, group, queries, tokens, dim, groups] :
+    for (auto const& [heads, group, queries, tokens, dim, clusters] :
         std::vector<std::array<index_t, 6>>{{1, 1, 1, 4, 1, 1}, {2, 2, 5, 40, 7, 3}, {1, 3, 64, 600, 64, 4},
             {2, 1, 8, 300, 80, 8}, {1, 1, 2, 70, 8, 40}})
     {
@@ -54,9 +54,9 @@ TEST_CASE_TEMPLATE("stand_in on the GPU makes the CPU's tokens, to rounding", T,
             .window                                   = queries,
             .dim                                      = dim,
             .value_dim                                = dim}};
-        tensor<float, 3> keys{{heads, groups, dim}};
-        tensor<float, 3> values{{heads, groups, dim}};
-        keys.assign(std::vector<float>(static_cast<std::size_t>(heads * groups * dim), 0.0F));
+        tensor<float, 3> keys{{heads, clusters, dim}};
+        tensor<float, 3> values{{heads, clusters, dim}};
+        keys.assign(std::vector<float>(static_cast<std::size_t>(heads * clusters * dim), 0.0F));
         values.assign(keys.elements());
         device_tensor<float, 3> got_keys{keys};
         device_tensor<float, 3> got_values{values};

@@ -65,16 +65,16 @@ struct stand_in_case
         return count;
     }
 
-    [[nodiscard]] rows expected(index_t groups) const
+    [[nodiscard]] rows expected(index_t clusters) const
     {
         rows made;
         for (index_t h = 0; h < prompt.sizes.heads; ++h)
         {
-            index_t const own = std::min(groups, dropped(h));
-            auto const of     = groups_of(h, own);
+            index_t const own = std::min(clusters, dropped(h));
+            auto const of     = clusters_of(h, own);
             for (index_t j = 0; j < own; ++j) { add(made, h, j, of); }
-            made.keys.resize(static_cast<std::size_t>((h + 1) * groups * prompt.sizes.dim), 0);
-            made.values.resize(static_cast<std::size_t>((h + 1) * groups * prompt.sizes.value_dim), 0);
+            made.keys.resize(static_cast<std::size_t>((h + 1) * clusters * prompt.sizes.dim), 0);
+            made.values.resize(static_cast<std::size_t>((h + 1) * clusters * prompt.sizes.value_dim), 0);
         }
         return made;
     }
@@ -96,8 +96,8 @@ private:
         return sum * scale;
     }
 
-    /// [N], the dropped tokens' groups; -1 for others.
-    [[nodiscard]] std::vector<index_t> groups_of(index_t h, index_t groups) const
+    /// [N], the dropped tokens' clusters; -1 for others.
+    [[nodiscard]] std::vector<index_t> clusters_of(index_t h, index_t clusters) const
     {
         std::vector<index_t> dropped;
         for (index_t i = 0; i < prompt.sizes.tokens; ++i)
@@ -108,10 +108,10 @@ private:
         for (index_t const i : dropped)
         {
             real least = 0;
-            for (index_t j = 0; j < groups; ++j)
+            for (index_t j = 0; j < clusters; ++j)
             {
                 auto const n       = static_cast<index_t>(dropped.size());
-                index_t const seed = dropped[static_cast<std::size_t>((2 * j + 1) * n / (2 * groups))];
+                index_t const seed = dropped[static_cast<std::size_t>((2 * j + 1) * n / (2 * clusters))];
                 real distance      = 0;
                 for (index_t d = 0; d < prompt.sizes.dim; ++d)
                 {

@@ -35,15 +35,15 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     if (rows == 0) { return; }
     // Panel `number` of sequence i; the sequence's queries begin at token `first` of all queries.
     auto const panel_of = [&](index_t i, index_t number, index_t first) {
-        auto const& [cache, n] = sequences[static_cast<std::size_t>(i)];
-        index_t const group    = rows / cache.layout.heads;
-        index_t const step     = (std::max<index_t>)(detail::most_panel_rows / group, 1);
-        index_t const begin    = (std::min)(number * step, n);
-        index_t const tokens   = (std::min)(step, n - begin);
-        panels                 = (std::max)(panels, (n + step - 1) / step);
+        auto const& [cache, n]    = sequences[static_cast<std::size_t>(i)];
+        index_t const query_group = rows / cache.layout.heads;
+        index_t const step        = (std::max<index_t>)(detail::most_panel_rows / query_group, 1);
+        index_t const begin       = (std::min)(number * step, n);
+        index_t const tokens      = (std::min)(step, n - begin);
+        panels                    = (std::max)(panels, (n + step - 1) / step);
         return job_of_panel{slice<1>(queries, first + begin, tokens), mdkv::detail::without_const(cache),
             slice<1>(output, first + begin, tokens), slice<1>(lse, first + begin, tokens), {cache.layout, sizeof(T)},
-            mdkv::detail::attend_scale(options.scale, cache.layout), group * tokens, n - begin - tokens};
+            mdkv::detail::attend_scale(options.scale, cache.layout), query_group * tokens, n - begin - tokens};
     };
     workspace::frame frame{*on.scratch, "attend"};
     auto* const jobs     = frame.take<job_of_panel>(count);

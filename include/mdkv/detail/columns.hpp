@@ -24,7 +24,7 @@ MDKV_HD void for_tokens(Team const& t, int tokens, int coordinates, Body const& 
     }
 }
 
-/// Calls body(coordinate, token) for each group of Team::register_lanes neighbouring tokens of a tile.
+/// Calls body(coordinate, token) for each vector of Team::register_lanes neighbouring tokens of a tile.
 template <team Team, class Body>
 MDKV_HD void for_coordinates(Team const& t, int coordinates, Body const& body)
 {

@@ -85,14 +85,14 @@ struct score_plan
         nullptr;      ///< see term(): losses are centred, which takes the masses of all tokens first; null: not centred
     index_t past = 0; ///< N
 
-    /// A plan for the queries [group, queries] of each KV head; `tokens` includes the window.
+    /// A plan for the queries [query_group, queries] of each KV head; `tokens` includes the window.
     template <backend B>
-    score_plan(ratio_set const& ratios, head_dims dims, index_t group, index_t queries, index_t tokens,
+    score_plan(ratio_set const& ratios, head_dims dims, index_t query_group, index_t queries, index_t tokens,
         score_options<B> const& options, int panel_, int unit_)
         : dim{narrowed(dims.keys, "D")}
         , value_dim{narrowed(dims.values, "Dv")}
         , per_head{narrowed(queries, "Q")}
-        , query_rows{narrowed(checked_multiply(group, queries), "G*Q")}
+        , query_rows{narrowed(checked_multiply(query_group, queries), "G*Q")}
         , rows{round_up(query_rows, panel_)}
         , panel{panel_}
         , unit{unit_}
@@ -104,7 +104,7 @@ struct score_plan
         if (options.uniform_queries > 0 && tokens > 0)
         {
             float const each = 1.0F / static_cast<float>(tokens);
-            float const all  = options.uniform_queries * static_cast<float>(group);
+            float const all  = options.uniform_queries * static_cast<float>(query_group);
             even             = norm == row_norm::maximum ? each : all * each * (norm == row_norm::sum ? 1.0F : each);
         }
         for (bool const quantised : {false, true}) // plain rungs ascend among themselves; quantised ones lie between

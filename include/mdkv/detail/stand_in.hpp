@@ -1,4 +1,4 @@
-/// \file stand_in.hpp: jobs of stand_in: dropped tokens in groups, the attention that they would get, and the token of each group.
+/// \file stand_in.hpp: jobs of stand_in: dropped tokens in clusters, the attention that they would get, and the token of each cluster.
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -14,7 +14,7 @@
 namespace MDKV_NAMESPACE::detail
 {
 
-inline constexpr std::int32_t no_group = -1; ///< group of a kept token
+inline constexpr std::int32_t no_cluster = -1; ///< cluster of a kept token
 
 /// Rows of stand_in: the queries of a head, times the logits' factor, and behind each its log-sum-exp; both in base 2. An
 /// item is a head.
@@ -54,7 +54,7 @@ struct seed_shares
     index_t const* behind = nullptr; ///< [H]  seeds among them; null: there are no such rows
 };
 
-/// Chooses the keys around which a head's groups form: of its n dropped tokens the m = min(M, n) different ones with numbers
+/// Chooses the keys around which a head's clusters form: of its n dropped tokens the m = min(M, n) different ones with numbers
 /// floor((j + 1/2) n / m). An item is a head.
 template <backend B, element T>
 struct choose_seeds
@@ -64,21 +64,21 @@ struct choose_seeds
     in_view<T, 3, B> keys;
     in_view<std::uint8_t, 2, B> rungs;
     seed_shares shares;
-    out_view<index_t, 2, B> seed_slots; // [H, M]  -1 beyond the last group
-    out_view<float, 3, B> seeds; // [H, M, D + 1]  keys, half their squares behind them; zeros beyond the last group
+    out_view<index_t, 2, B> seed_slots; // [H, M]  -1 beyond the last cluster
+    out_view<float, 3, B> seeds; // [H, M, D + 1]  keys, half their squares behind them; zeros beyond the last cluster
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        index_t const tokens = rungs.extent(1);
-        index_t const most   = seed_slots.extent(1);
-        index_t const dim    = keys.extent(2);
-        index_t const behind = shares.behind == nullptr ? 0 : shares.behind[h];
-        index_t const split  = shares.behind == nullptr ? tokens : shares.first;
-        index_t const groups = choose(t, h, 0, split, 0, most - behind);
-        for (index_t j = groups + t.rank(); j < most; j += t.size()) { seed_slots(h, j) = -1; }
+        index_t const tokens   = rungs.extent(1);
+        index_t const most     = seed_slots.extent(1);
+        index_t const dim      = keys.extent(2);
+        index_t const behind   = shares.behind == nullptr ? 0 : shares.behind[h];
+        index_t const split    = shares.behind == nullptr ? tokens : shares.first;
+        index_t const clusters = choose(t, h, 0, split, 0, most - behind);
+        for (index_t j = clusters + t.rank(); j < most; j += t.size()) { seed_slots(h, j) = -1; }
         t.sync();
-        choose(t, h, split, tokens, groups, behind);
+        choose(t, h, split, tokens, clusters, behind);
         t.sync();
         for (index_t g = t.rank(); g < most; g += t.size())
         {
@@ -95,7 +95,7 @@ struct choose_seeds
     }
 
 private:
-    /// Chooses at most `most` seeds among rows [from, to), as groups `first` and the next ones; returns how many.
+    /// Chooses at most `most` seeds among rows [from, to), as clusters `first` and the next ones; returns how many.
     template <team Team>
     MDKV_HD index_t choose(Team const& t, index_t h, index_t from, index_t to, index_t first, index_t most) const
     {
@@ -105,26 +105,26 @@ private:
         index_t const end   = to - begin < each ? to : begin + each;
         index_t dropped     = 0;
         for (index_t i = begin; i < end; ++i) { dropped += rungs(h, i) == 0 ? 1 : 0; }
-        auto const all       = t.prefix(dropped);
-        index_t const groups = all.total < most ? all.total : most;
-        index_t number       = all.before;
-        index_t j            = 0;
+        auto const all         = t.prefix(dropped);
+        index_t const clusters = all.total < most ? all.total : most;
+        index_t number         = all.before;
+        index_t j              = 0;
         for (index_t i = begin; i < end; ++i)
         {
             if (rungs(h, i) != 0) { continue; }
-            while (j < groups && (2 * j + 1) * all.total / (2 * groups) < number) { ++j; }
-            for (; j < groups && (2 * j + 1) * all.total / (2 * groups) == number; ++j)
+            while (j < clusters && (2 * j + 1) * all.total / (2 * clusters) < number) { ++j; }
+            for (; j < clusters && (2 * j + 1) * all.total / (2 * clusters) == number; ++j)
             {
                 seed_slots(h, first + j) = i;
             }
             ++number;
         }
-        return groups;
+        return clusters;
     }
 };
 
-/// The group of every dropped token (a seed's own group, any other token's nearest seed), the attention that all rows would
-/// give the token, and the attention of each row to each group. An item is a strip of a head.
+/// The cluster of every dropped token (a seed's own cluster, any other token's nearest seed), the attention that all rows would
+/// give the token, and the attention of each row to each cluster. An item is a strip of a head.
 template <backend B, element T>
 struct attend_dropped
 {
@@ -137,23 +137,23 @@ struct attend_dropped
 
     in_view<T, 3, B> keys;
     in_view<std::uint8_t, 2, B> rungs;
-    in_view<index_t, 2, B> seed_slots;   // from choose_seeds
-    in_view<float, 3, B> seeds;          // from choose_seeds
-    in_view<float, 3, B> queries;        // from scale_queries
-    index_t first_query, each;           // row r sees tokens up to first_query + r % each
-    out_view<std::int32_t, 2, B> groups; // [H, N]
-    out_view<float, 2, B> weights;       // [H, N]
-    out_view<float, 4, B> shares;        // [H, strips, M, G * Q]
+    in_view<index_t, 2, B> seed_slots;     // from choose_seeds
+    in_view<float, 3, B> seeds;            // from choose_seeds
+    in_view<float, 3, B> queries;          // from scale_queries
+    index_t first_query, each;             // row r sees tokens up to first_query + r % each
+    out_view<std::int32_t, 2, B> clusters; // [H, N]
+    out_view<float, 2, B> weights;         // [H, N]
+    out_view<float, 4, B> shares;          // [H, strips, M, G * Q]
 
     struct scratch
     {
         carver& cut;
         index_t dim;
-        float* columns      = cut.take<float>(dim * tile);   // [D, 16]  keys
-        float* attention    = cut.take<float>(block * tile); // [rows, 16], before that products [seeds, 16]
-        double* sums        = cut.take<double>(tile);        // [16]  over the rows
-        float* least        = cut.take<float>(tile); // [16]  half the squared distance to the nearest seed so far
-        std::int32_t* group = cut.take<std::int32_t>(tile); // [16]
+        float* columns        = cut.take<float>(dim * tile);   // [D, 16]  keys
+        float* attention      = cut.take<float>(block * tile); // [rows, 16], before that products [seeds, 16]
+        double* sums          = cut.take<double>(tile);        // [16]  over the rows
+        float* least          = cut.take<float>(tile); // [16]  half the squared distance to the nearest seed so far
+        std::int32_t* cluster = cut.take<std::int32_t>(tile); // [16]
     };
 
     [[nodiscard]] static index_t strips(index_t tokens) noexcept
@@ -200,8 +200,8 @@ private:
         for (int i = 0; i < count; ++i) { any = any || rungs(h, first + i) == 0; }
         for (int i = member(t); i < tile; i += members(t))
         {
-            mine.sums[i]  = 0;
-            mine.group[i] = no_group;
+            mine.sums[i]    = 0;
+            mine.cluster[i] = no_cluster;
         }
         for (index_t from = 0; any && from < seeds.extent(1); from += block)
         {
@@ -217,7 +217,7 @@ private:
             }
             t.sync();
         }
-        for (int i = member(t); i < count; i += members(t)) { groups(h, first + i) = mine.group[i]; }
+        for (int i = member(t); i < count; i += members(t)) { clusters(h, first + i) = mine.cluster[i]; }
         t.sync();
         for (index_t from = 0; any && from < rows; from += block)
         {
@@ -228,7 +228,7 @@ private:
                 float power[Team::lanes];
                 for (int l = 0; l < Team::lanes; ++l)
                 {
-                    bool const seen = mine.group[column + l] != no_group && first + column + l <= last;
+                    bool const seen = mine.cluster[column + l] != no_cluster && first + column + l <= last;
                     float const x   = product[l] - total;
                     power[l]        = !seen ? -1000.0F : x < 0.0F ? x : 0.0F;
                 }
@@ -247,7 +247,10 @@ private:
                 float* const share = shares.row(h, strip, 0) + from + r;
                 for (int i = 0; i < tile; ++i)
                 {
-                    if (mine.group[i] != no_group) { share[mine.group[i] * rows] += mine.attention[r * tile + i]; }
+                    if (mine.cluster[i] != no_cluster)
+                    {
+                        share[mine.cluster[i] * rows] += mine.attention[r * tile + i];
+                    }
                 }
             }
             t.sync();
@@ -277,8 +280,8 @@ private:
         }
     }
 
-    /// Puts token i of the tile in the group of the nearest of `count` seeds, if none before `from` is as near. Half the
-    /// squared distance is |k|^2 / 2 - k.s + |s|^2 / 2. A seed is in its own group, so that no group is empty even if keys
+    /// Puts token i of the tile in the cluster of the nearest of `count` seeds, if none before `from` is as near. Half the
+    /// squared distance is |k|^2 / 2 - k.s + |s|^2 / 2. A seed is in its own cluster, so that no cluster is empty even if keys
     /// are equal.
     MDKV_HD void join_nearest(scratch const& mine, index_t h, index_t token, int i, index_t from, int count) const
     {
@@ -286,27 +289,28 @@ private:
         {
             float const distance = seeds(h, from + j, keys.extent(2)) - mine.attention[j * tile + i];
             bool const own       = seed_slots(h, from + j) == token;
-            if (!own && mine.group[i] != no_group && !(distance < mine.least[i])) { continue; }
-            mine.least[i] = own ? -INFINITY : distance;
-            mine.group[i] = static_cast<std::int32_t>(from + j);
+            if (!own && mine.cluster[i] != no_cluster && !(distance < mine.least[i])) { continue; }
+            mine.least[i]   = own ? -INFINITY : distance;
+            mine.cluster[i] = static_cast<std::int32_t>(from + j);
         }
     }
 };
 
-/// Moves the key of each group from the mean, no further than `most_taken` allows: with large logits a step that suits most
-/// rows' attention gives all attention of another row to the stand-in. An item is a group of a head.
+/// Moves the key of each cluster from the mean, no further than `most_taken` allows: with large logits a step that suits most
+/// rows' attention gives all attention of another row to the stand-in. An item is a cluster of a head.
 template <backend B>
 struct place_stand_in
 {
-    static constexpr char const* name  = "stand_in";
-    static constexpr int threads       = 128;
-    static constexpr double most_taken = 3; ///< log2 of the most attention that a row pays a stand-in, over its group's
+    static constexpr char const* name = "stand_in";
+    static constexpr int threads      = 128;
+    static constexpr double most_taken =
+        3; ///< log2 of the most attention that a row pays a stand-in, over its cluster's
 
     in_view<index_t, 2, B> seed_slots; // from choose_seeds
     in_view<float, 4, B> shares;
     in_view<float, 3, B> queries;        // from scale_queries
     out_view<float, 4, B> rows;          // [H, M, 3, G*Q]  shares, products with the step, longest steps
-    out_view<float, 3, B> stand_in_keys; // from mean_of_group
+    out_view<float, 3, B> stand_in_keys; // from mean_of_cluster
 
     struct scratch
     {
@@ -336,7 +340,7 @@ struct place_stand_in
         {
             double sum = 0;
             for (index_t s = 0; s < shares.extent(1); ++s) { sum += double{shares(h, s, j, r)}; }
-            double const least   = 0x1p-30; // share of a group that no row attends to
+            double const least   = 0x1p-30; // share of a cluster that no row attends to
             share[r]             = static_cast<float>(sum > least ? sum : least);
             float const* const q = queries.row(h, r);
             lacks[r]             = static_cast<float>(double{q[dim]} + log2(double{share[r]}) - dot(q, key, dim));

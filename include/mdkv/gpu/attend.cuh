@@ -49,7 +49,7 @@ struct attend_merge
         index_t const token        = batch.sequences[0].first_token + device::block() % batch.tokens;
         attend_sequence const& own = batch.at(token, [](attend_sequence const& s) { return s.first_token; });
         index_t const of_own       = row * own.tokens + (token - own.first_token); // row of the sequence
-        index_t const head         = of_own / own.group;
+        index_t const head         = of_own / own.head_rows;
         // The head's bytes: a lane for each run.
         index_t bytes = 0;
         if (auto const i = static_cast<std::size_t>(device::lane()); i < mdkv::detail::most_runs(batch.layout))
@@ -58,7 +58,7 @@ struct attend_merge
             bytes          = run.tokens * run.token_bytes();
         }
         for (int step = 1; step < device::warp_size; step *= 2) { bytes += device::shuffle_xor(bytes, step); }
-        merge_slices<T>(states, outputs, own, head, static_cast<int>(of_own % own.group), own.slices_of(bytes));
+        merge_slices<T>(states, outputs, own, head, static_cast<int>(of_own % own.head_rows), own.slices_of(bytes));
     }
 };
 

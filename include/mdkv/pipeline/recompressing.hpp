@@ -68,7 +68,7 @@ struct gather_dropped
     view<T, 3, S> values;                // [H, M + most stand-ins, Dv]
     view<std::uint8_t, 2, S> marks;      // [H, M + most stand-ins]  0 for these rows, 1 for others
     index_t* dropped;                    // [H]  tokens
-    index_t* old_seeds;                  // [H]  groups of the new stand-ins that form around present ones
+    index_t* old_seeds;                  // [H]  clusters of the new stand-ins that form around present ones
     index_t read;                        // tokens for which the slots and the present stand-ins stand
     head_entry* entries;                 // [H]  receive the number of new stand-ins
 
@@ -100,13 +100,13 @@ struct gather_dropped
             }
         }
         if (t.rank() > 0) { return; }
-        index_t const groups = old + gone < most ? old + gone : most;
-        index_t const before = read - tokens_of_head(slots.cache, h); // tokens that were dropped before
-        index_t const share  = before + gone > 0 ? (2 * groups * before + before + gone) / (2 * (before + gone)) : 0;
-        index_t const least  = groups - gone > 0 ? groups - gone : 0;
+        index_t const clusters = old + gone < most ? old + gone : most;
+        index_t const before   = read - tokens_of_head(slots.cache, h); // tokens that were dropped before
+        index_t const share  = before + gone > 0 ? (2 * clusters * before + before + gone) / (2 * (before + gone)) : 0;
+        index_t const least  = clusters - gone > 0 ? clusters - gone : 0;
         dropped[h]           = gone;
         old_seeds[h]         = share < least ? least : share < old ? share : old;
-        entries[h].stand_ins = groups;
+        entries[h].stand_ins = clusters;
     }
 };
 
@@ -297,11 +297,11 @@ struct recompressing
     /// \param raw  [1, R, M]  scratch for losses before pooling; no heads if losses are not pooled
     void score_head(index_t h, out_view<float, 3, B> raw, out_view<float, 3, B> loss) const
     {
-        index_t const group = shape.group;
-        index_t const n     = slots.tokens(h);
-        bool const pooled   = raw.extent(0) > 0;
-        auto const scored   = slice<2>(pooled ? raw : loss, 0, n);
-        auto const head     = [&](auto const& all) { // no heads of a basis or of channels that are missing
+        index_t const query_group = shape.group;
+        index_t const n           = slots.tokens(h);
+        bool const pooled         = raw.extent(0) > 0;
+        auto const scored         = slice<2>(pooled ? raw : loss, 0, n);
+        auto const head           = [&](auto const& all) { // no heads of a basis or of channels that are missing
             index_t const heads = all.extent(0) > 0 ? 1 : 0;
             return as_input(slice<0>(all, h * heads, heads));
         };
@@ -310,9 +310,13 @@ struct recompressing
             .uniform_queries           = options.uniform_queries};
         if (from_behind) { choice.first_query = n + W; }
         if (coded > 0) { choice.channels = head(channels); }
-        if (options.lse_elsewhere) { choice.lse_elsewhere = slice<0>(*options.lse_elsewhere, h * group, group); }
-        score(on, slice<0>(queries, h * group, group), slice<1>(head(keys), 0, n), slice<1>(head(values), 0, n),
-            head(window_keys), head(key_basis), head(value_basis), ratios, choice, scored);
+        if (options.lse_elsewhere)
+        {
+            choice.lse_elsewhere = slice<0>(*options.lse_elsewhere, h * query_group, query_group);
+        }
+        score(on, slice<0>(queries, h * query_group, query_group), slice<1>(head(keys), 0, n),
+            slice<1>(head(values), 0, n), head(window_keys), head(key_basis), head(value_basis), ratios, choice,
+            scored);
         index_t begin = 0;
         for (std::size_t i = 0; pooled && i < most_runs(slots.cache.layout); ++i)
         {

@@ -121,7 +121,7 @@ struct add_squares
         index_t const first   = item * tile;
         auto const count      = static_cast<int>(keys.extent(1) - first < tile ? keys.extent(1) - first : tile);
         auto const dim        = static_cast<int>(keys.extent(2));
-        int const groups      = (dim + rows - 1) / rows;
+        int const row_blocks  = (dim + rows - 1) / rows;
         carver cut            = t.scratch();
         scratch const mine{cut, dim};
         for (int i = member(t); i < tile; i += members(t)) { mine.totals[i] = 0; }
@@ -132,7 +132,7 @@ struct add_squares
             widen_columns(
                 t, count, dim, [&](int i) { return keys.row(h, first + i); }, mine.columns);
             t.sync();
-            for (int i = member(t); i < groups * vectors; i += members(t))
+            for (int i = member(t); i < row_blocks * vectors; i += members(t))
             {
                 int const j = i / vectors * rows;
                 float const* direction[rows]{};
@@ -151,7 +151,7 @@ struct add_squares
             for (int i = member(t); i < tile; i += members(t))
             {
                 double leverage = 0;
-                for (int g = 0; g < groups; ++g) { leverage += mine.squares[g * tile + i]; }
+                for (int g = 0; g < row_blocks; ++g) { leverage += mine.squares[g * tile + i]; }
                 mine.totals[i] = sum_of_leverages(mine.totals[i], leverage_sum_of(leverage));
             }
         }

@@ -6,7 +6,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/group_means.hpp>
+#include <mdkv/detail/cluster_means.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/stand_in.hpp>
 #include <mdkv/detail/team.hpp>
@@ -41,7 +41,7 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
     index_t const dim         = keys.extent(2);
     index_t const query_heads = queries.extent(0);
     index_t const per_head    = queries.extent(1);
-    index_t const groups      = stand_in_keys.extent(1);
+    index_t const clusters    = stand_in_keys.extent(1);
     expects(heads == 0 || (query_heads % heads == 0 && query_heads >= heads), "stand_in: queries [H*G, Q, D] has ",
         query_heads, " query heads, which ", heads, " KV heads do not divide");
     expects(heads == 0 || (dim >= 1 && values.extent(2) >= 1), "stand_in: head dimensions are ", dim, " and ",
@@ -59,9 +59,9 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
         .rows("values", values, {heads, past, values.extent(2)}, "H,N,Dv")
         .in("rungs", rungs, {heads, past}, "H,N")
         .in("lse", lse, {query_heads, per_head}, "H*G,Q")
-        .out("stand_in_keys", stand_in_keys, {heads, groups, dim}, "H,M,D")
-        .out("stand_in_values", stand_in_values, {heads, groups, values.extent(2)}, "H,M,Dv");
-    if (heads == 0 || groups == 0) { return; }
+        .out("stand_in_keys", stand_in_keys, {heads, clusters, dim}, "H,M,D")
+        .out("stand_in_values", stand_in_values, {heads, clusters, values.extent(2)}, "H,M,Dv");
+    if (heads == 0 || clusters == 0) { return; }
     index_t const rows = query_heads / heads * per_head;
     float const scale  = scale_or_default(options.scale, dim);
     auto const body    = [&](B const& with) __attribute__((noinline)) // called twice
@@ -69,18 +69,18 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
         using work = attend_dropped<B, T>;
         workspace::frame frame{*with.scratch, "stand_in"};
         auto const scaled     = scratch_view<float>(with, frame, heads, rows, dim + 1);
-        auto const seed_slots = scratch_view<index_t>(with, frame, heads, groups);
-        auto const seeds      = scratch_view<float>(with, frame, heads, groups, dim + 1);
-        auto const group      = scratch_view<std::int32_t>(with, frame, heads, past);
+        auto const seed_slots = scratch_view<index_t>(with, frame, heads, clusters);
+        auto const seeds      = scratch_view<float>(with, frame, heads, clusters, dim + 1);
+        auto const cluster    = scratch_view<std::int32_t>(with, frame, heads, past);
         auto const weights    = scratch_view<float>(with, frame, heads, past);
-        auto const shares     = scratch_view<float>(with, frame, heads, work::strips(past), groups, rows);
-        auto const lacking    = scratch_view<float>(with, frame, heads, groups, 3, rows);
+        auto const shares     = scratch_view<float>(with, frame, heads, work::strips(past), clusters, rows);
+        auto const lacking    = scratch_view<float>(with, frame, heads, clusters, 3, rows);
         static_cast<void>(frame.ready());
         run(with, scale_queries<B, U>{queries, lse, scale, scaled}, heads);
         run(with, choose_seeds<B, T>{keys, rungs, seeds_of, seed_slots, seeds}, heads);
         run(with, work{keys, rungs, as_input(seed_slots), as_input(seeds), as_input(scaled),
-                      options.first_query.value_or(tokens - per_head), per_head, group, weights, shares});
-        run(with, mean_of_group<B, T>{keys, values, as_input(seed_slots), as_input(group), as_input(weights),
+                      options.first_query.value_or(tokens - per_head), per_head, cluster, weights, shares});
+        run(with, mean_of_cluster<B, T>{keys, values, as_input(seed_slots), as_input(cluster), as_input(weights),
                       stand_in_keys, stand_in_values});
         run(with, place_stand_in<B>{as_input(seed_slots), as_input(shares), as_input(scaled), lacking, stand_in_keys});
     };
@@ -90,9 +90,9 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
 } // namespace detail
 
 /// Up to M extra tokens per head that approximate the joint attention of the dropped tokens (rung 0), which `attend`
-/// otherwise ignores; `pack` stores them behind the head's window. Dropped tokens form groups by the nearest of evenly
-/// spaced seeds; a group's token has the mean value and key, weighted by the rows' attention, and one step of the key along
-/// the queries towards the group's log-sum-exp (docs/method.md). A head that drops n tokens has min(M, n) of them, because
+/// otherwise ignores; `pack` stores them behind the head's window. Dropped tokens form clusters by the nearest of evenly
+/// spaced seeds; a cluster's token has the mean value and key, weighted by the rows' attention, and one step of the key along
+/// the queries towards the cluster's log-sum-exp (docs/method.md). A head that drops n tokens has min(M, n) of them, because
 /// one that stands for none would draw attention from kept tokens.
 ///
 /// \param on            backend: threads, scratch
@@ -109,7 +109,7 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
 /// \pre    queries, keys, values and lse are finite; an attention above 1, of a log-sum-exp too low, counts as 1
 /// \cost   O(H*N*D*(G*Q + M)) multiply-adds, keys read 1 + M times; scratch O(H*G*Q*(D + M*N/256) + H*(N + M*D))
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads; logits and a group's sums of 256 tokens in
+/// \order  bitwise reproducible for equal inputs, for any number of threads; logits and a cluster's sums of 256 tokens in
 ///         float, all others in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps, or an option is out of its range
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case

@@ -13,9 +13,9 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::scal
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::attend_dropped<backend, float>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::attend_dropped<backend, half>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::attend_dropped<backend, bfloat16>> const);
-template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::mean_of_group<backend, float>> const);
-template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::mean_of_group<backend, half>> const);
-template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::mean_of_group<backend, bfloat16>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::mean_of_cluster<backend, float>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::mean_of_cluster<backend, half>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::mean_of_cluster<backend, bfloat16>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::place_stand_in<backend>> const);
 
 } // namespace MDKV_NAMESPACE::gpu::kernels

@@ -41,11 +41,11 @@ struct found
 };
 
 template <class T>
-found stand_ins(
-    stand_in_case<T> const& given, index_t groups, stand_in_options const& options = {}, cpu::executor_ref threads = {})
+found stand_ins(stand_in_case<T> const& given, index_t clusters, stand_in_options const& options = {},
+    cpu::executor_ref threads = {})
 {
     support::layer_sizes const& s = given.prompt.sizes;
-    found made{tensor<float, 3>{{s.heads, groups, s.dim}}, tensor<float, 3>{{s.heads, groups, s.value_dim}}};
+    found made{tensor<float, 3>{{s.heads, clusters, s.dim}}, tensor<float, 3>{{s.heads, clusters, s.value_dim}}};
     support::run(
         [&](host const& on) {
             stand_in(on, given.prompt.queries.in(), given.prompt.keys.in(), given.prompt.values.in(), given.rungs.in(),
@@ -100,9 +100,9 @@ std::vector<double> attended(stand_in_case<T> const& given, index_t row, found c
 } // namespace
 
 TEST_CASE_TEMPLATE(
-    "stand-ins are the groups' weighted means, their keys moved along the queries", T, float, half, bfloat16)
+    "stand-ins are the clusters' weighted means, their keys moved along the queries", T, float, half, bfloat16)
 {
-    for (auto const& [heads, group, queries, tokens, dim, value_dim, groups] :
+    for (auto const& [heads, group, queries, tokens, dim, value_dim, clusters] :
         std::vector<std::array<index_t, 7>>{{1, 1, 1, 4, 1, 1, 1}, {2, 2, 5, 40, 7, 9, 3}, {1, 3, 64, 700, 64, 64, 4},
             {2, 1, 8, 300, 80, 40, 8}, {1, 2, 200, 20, 16, 16, 2}, {1, 1, 2, 70, 8, 8, 40}, {1, 1, 2, 300, 8, 8, 150}})
     {
@@ -115,8 +115,8 @@ TEST_CASE_TEMPLATE(
             .window                          = queries,
             .dim                             = dim,
             .value_dim                       = value_dim}};
-        auto const got  = stand_ins(given, groups);
-        auto const want = given.expected(groups);
+        auto const got  = stand_ins(given, clusters);
+        auto const want = given.expected(clusters);
         auto const keys = error_of(got.keys.elements(), want.keys);
         auto const rest = error_of(got.values.elements(), want.values);
         CHECK_MESSAGE(keys.within(0x1p-13), keys);
@@ -192,7 +192,7 @@ TEST_CASE("a head has a stand-in for each token that it drops, M at most, and ze
                 {
                     if (j >= dropped) { CHECK(got.keys.get(h, j, d) == 0.0F); }
                     if (j >= dropped) { CHECK(got.values.get(h, j, d) == 0.0F); }
-                    else if (dropped <= 6) // a group of one token is this token
+                    else if (dropped <= 6) // a cluster of one token is this token
                     {
                         CHECK(got.values.get(h, j, d) == doctest::Approx(given.prompt.values.get(h, 3 * j, d)));
                     }
@@ -203,7 +203,7 @@ TEST_CASE("a head has a stand-in for each token that it drops, M at most, and ze
 }
 
 TEST_CASE(
-    "a group has its own seed even if all keys are alike, and its mean if no row looks at it: no stand-in is a zero")
+    "a cluster has its own seed even if all keys are alike, and its mean if no row looks at it: no stand-in is a zero")
 {
     stand_in_case<float> given{{.heads = 1, .group = 1, .queries = 16, .tokens = 40, .window = 16, .dim = 8}};
     given.rungs.assign(std::vector<std::uint8_t>(40, 0));

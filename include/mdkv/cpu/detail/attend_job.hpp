@@ -80,8 +80,8 @@ struct attend_job
     out_view<U, 3, backend> output;
     out_view<float, 2, backend> lse;
     attend_sizes sizes;
-    float scale;   // factor of queries, for logits in base 2
-    index_t group; ///< G * n, rows of a head
+    float scale;       // factor of queries, for logits in base 2
+    index_t head_rows; ///< G * n, rows of a head
     index_t hidden      = 0;
     index_t split_bytes = 0;
 
@@ -104,11 +104,11 @@ struct attend_job
     /// Takes over another panel of the same sequence and keeps this one's scratch.
     void move_to(attend_job const& next)
     {
-        queries = next.queries;
-        output  = next.output;
-        lse     = next.lse;
-        group   = next.group;
-        hidden  = next.hidden;
+        queries   = next.queries;
+        output    = next.output;
+        lse       = next.lse;
+        head_rows = next.head_rows;
+        hidden    = next.hidden;
     }
 
     /// Takes the scratch that all threads share; returns the most splits.
@@ -117,9 +117,9 @@ struct attend_job
         index_t const heads = cache.layout.heads;
         first_split         = frame.take<index_t>(heads + 1);
         unfinished          = frame.take<index_t>(heads);
-        softmax             = frame.take<softmax_state>(most() * group);
-        sums                = frame.take<float>(checked_multiply(most(), group * sizes.sums()));
-        coded_weights       = frame.take<float>(sizes.rotated ? most() * group : 0);
+        softmax             = frame.take<softmax_state>(most() * head_rows);
+        sums                = frame.take<float>(checked_multiply(most(), head_rows * sizes.sums()));
+        coded_weights       = frame.take<float>(sizes.rotated ? most() * head_rows : 0);
         return most();
     }
 
@@ -156,15 +156,15 @@ struct attend_job
     [[nodiscard]] scratch carve(mdkv::detail::carver& memory) const
     {
         index_t const groups = (sizes.keys + quantised_group - 1) / quantised_group;
-        return {memory.take<float>(group * most_block_tokens), memory.take<float>(group * sizes.queries()),
-            memory.take<float>(sizes.rotated ? group : 0), memory.take<rounded_query>(group * groups),
+        return {memory.take<float>(head_rows * most_block_tokens), memory.take<float>(head_rows * sizes.queries()),
+            memory.take<float>(sizes.rotated ? head_rows : 0), memory.take<rounded_query>(head_rows * groups),
             memory.take<std::byte>(
                 (std::max)(most_logit_tiles * tile_tokens * sizes.key_bytes, copy_bytes(sizes.value_bytes)))};
     }
 
     [[nodiscard]] index_t tokens() const { return queries.extent(1); }
-    [[nodiscard]] index_t query_head(index_t h, index_t g) const { return (h * group + g) / tokens(); }
-    [[nodiscard]] float* sums_of(index_t split) const { return sums + split * group * sizes.sums(); }
+    [[nodiscard]] index_t query_head(index_t h, index_t g) const { return (h * head_rows + g) / tokens(); }
+    [[nodiscard]] float* sums_of(index_t split) const { return sums + split * head_rows * sizes.sums(); }
 
     /// out[g] += x[g] * matrix. The matrix [n, columns] has the cache's element type; rows of x and of out are `step`
     /// apart.
@@ -174,7 +174,7 @@ struct attend_job
         matrix.begin       = cache.arena + offset;
         matrix.coordinates = static_cast<int>(columns);
         matrix.token_bytes = static_cast<int>(columns * index_t{sizeof(T)});
-        block_values(values_as<T>, {x, step}, group, matrix, 0, n, {out, step}, read_ahead{matrix.begin});
+        block_values(values_as<T>, {x, step}, head_rows, matrix, 0, n, {out, step}, read_ahead{matrix.begin});
     }
 
     /// Writes the scaled queries of head h as floats, in every basis, and their products with the mean key.
@@ -183,8 +183,8 @@ struct attend_job
         head_entry const& entry = cache.heads[h];
         bool const centred      = mdkv::detail::has_channels(cache.layout, cache, h);
         auto const* const means = reinterpret_cast<T const*>(cache.arena + entry.channels);
-        std::fill_n(q, group * sizes.queries(), 0.0F);
-        for (index_t g = 0; g < group; ++g)
+        std::fill_n(q, head_rows * sizes.queries(), 0.0F);
+        for (index_t g = 0; g < head_rows; ++g)
         {
             float* const row     = q + g * sizes.queries();
             float* const rotated = row + sizes.queries_of(run_basis::rotated);
@@ -218,8 +218,8 @@ struct attend_job
         query_rows q{mine.q + sizes.queries_of(run.basis), sizes.queries()};
         if (coded)
         {
-            round_queries(kind == storage::int8 ? 8 : 4, q.x, q.step, group, run.keys.coordinates, mine.rounded);
-            q = {q.x, q.step, mine.rounded, group};
+            round_queries(kind == storage::int8 ? 8 : 4, q.x, q.step, head_rows, run.keys.coordinates, mine.rounded);
+            q = {q.x, q.step, mine.rounded, head_rows};
         }
         index_t const block = std::clamp(
             (coded ? most_coded_bytes : most_block_bytes) / run.token_bytes() / least_block_tokens * least_block_tokens,
@@ -233,8 +233,8 @@ struct attend_job
             read_ahead const keys{t + n < end ? run.keys.begin + (t + n) * run.keys.token_bytes : behind};
             read_ahead next = keys; // one cursor for the softmaxes of all rows
             look_up_pages(run, t + looked_up_bytes / run.token_bytes(), block);
-            block_logits(logits_by, q, group, run.keys, t, n, logits, values, mine.tile);
-            for (index_t g = 0; g < group; ++g)
+            block_logits(logits_by, q, head_rows, run.keys, t, n, logits, values, mine.tile);
+            for (index_t g = 0; g < head_rows; ++g)
             {
                 float* const row       = logits.x + g * logits.step;
                 index_t const visible  = last ? run.tokens - hidden - (tokens() - 1 - g % tokens()) - t : n;
@@ -245,18 +245,18 @@ struct attend_job
                     std::fill_n(row, softened, 0.0F);
                     continue;
                 }
-                float const factor = soften(row, softened, softmax[split * group + g], next);
+                float const factor = soften(row, softened, softmax[split * head_rows + g], next);
                 if (factor != 1.0F)
                 {
                     multiply_by(factor, sums_of(split) + g * sizes.sums(), sizes.sums());
-                    multiply_by(factor, coded_weights + split * group + g, sizes.rotated ? 1 : 0);
+                    multiply_by(factor, coded_weights + split * head_rows + g, sizes.rotated ? 1 : 0);
                 }
             }
             query_rows const weights{logits.x, logits.step};
-            if (!coded) { block_values(values_as<T>, weights, group, run.values, t, n, to, keys); }
+            if (!coded) { block_values(values_as<T>, weights, head_rows, run.values, t, n, to, keys); }
             else
             {
-                coded_block_values(kind == storage::int8 ? coded_sums_as<8> : coded_sums_as<4>, weights, group,
+                coded_block_values(kind == storage::int8 ? coded_sums_as<8> : coded_sums_as<4>, weights, head_rows,
                     run.values, t, n, to, keys, mine.tile);
             }
         }
@@ -302,9 +302,9 @@ struct attend_job
     /// Attends split number `number` of head h: from every run the pieces that begin inside the split's bytes.
     void attend_split(index_t h, index_t split, index_t number, scratch const& mine) const
     {
-        std::fill_n(softmax + split * group, group, softmax_state{});
-        std::fill_n(sums_of(split), group * sizes.sums(), 0.0F);
-        std::fill_n(coded_weights + split * group, sizes.rotated ? group : 0, 0.0F);
+        std::fill_n(softmax + split * head_rows, head_rows, softmax_state{});
+        std::fill_n(sums_of(split), head_rows * sizes.sums(), 0.0F);
+        std::fill_n(coded_weights + split * head_rows, sizes.rotated ? head_rows : 0, 0.0F);
         if (number == 0) { ask_for_beginnings(h); }
         if (h + 1 < cache.layout.heads && split + 1 == first_split[h + 1]) { ask_for_beginnings(h + 1); }
         load_queries(h, mine.q, mine.with_mean);
@@ -323,16 +323,16 @@ struct attend_job
             // Rotated keys are centred: logits are lower by q.mean. Shift the running maximum by q.mean during this run. The
             // weights of its tokens are what it adds to the sum.
             bool const centred = run.basis == run_basis::rotated;
-            for (index_t g = 0; centred && g < group; ++g)
+            for (index_t g = 0; centred && g < head_rows; ++g)
             {
-                softmax[split * group + g].largest -= mine.with_mean[g];
-                combine(coded_weights + split * group + g, 1.0F, &softmax[split * group + g].sum, -1.0F, 1);
+                softmax[split * head_rows + g].largest -= mine.with_mean[g];
+                combine(coded_weights + split * head_rows + g, 1.0F, &softmax[split * head_rows + g].sum, -1.0F, 1);
             }
             attend_tokens(run, r + 1 == runs, begin, end, behind, mine, split);
-            for (index_t g = 0; centred && g < group; ++g)
+            for (index_t g = 0; centred && g < head_rows; ++g)
             {
-                softmax[split * group + g].largest += mine.with_mean[g];
-                combine(coded_weights + split * group + g, 1.0F, &softmax[split * group + g].sum, 1.0F, 1);
+                softmax[split * head_rows + g].largest += mine.with_mean[g];
+                combine(coded_weights + split * head_rows + g, 1.0F, &softmax[split * head_rows + g].sum, 1.0F, 1);
             }
         }
     }
@@ -341,22 +341,22 @@ struct attend_job
     void finish(index_t h) const
     {
         head_entry const& entry    = cache.heads[h];
-        softmax_state* const state = softmax + first_split[h] * group;
+        softmax_state* const state = softmax + first_split[h] * head_rows;
         float* const all           = sums_of(first_split[h]);
-        float* const weights       = coded_weights + first_split[h] * group;
+        float* const weights       = coded_weights + first_split[h] * head_rows;
         bool const centred         = mdkv::detail::has_channels(cache.layout, cache, h);
-        for (index_t i = group; i < (first_split[h + 1] - first_split[h]) * group; ++i)
+        for (index_t i = head_rows; i < (first_split[h + 1] - first_split[h]) * head_rows; ++i)
         {
-            auto const [by, other_by] = state[i % group].merge(state[i]);
-            combine(all + i % group * sizes.sums(), by, all + i * sizes.sums(), other_by, sizes.sums());
-            combine(weights + i % group, by, weights + i, other_by, sizes.rotated ? 1 : 0);
+            auto const [by, other_by] = state[i % head_rows].merge(state[i]);
+            combine(all + i % head_rows * sizes.sums(), by, all + i * sizes.sums(), other_by, sizes.sums());
+            combine(weights + i % head_rows, by, weights + i, other_by, sizes.rotated ? 1 : 0);
         }
         if (entry.value_columns > 0)
         {
             multiply(all + sizes.sums_of(run_basis::projected), entry.value_projection, entry.value_columns,
                 sizes.values, all, sizes.sums());
         }
-        for (index_t g = 0; g < group; ++g)
+        for (index_t g = 0; g < head_rows; ++g)
         {
             index_t const row    = query_head(h, g);
             index_t const i      = g % tokens();

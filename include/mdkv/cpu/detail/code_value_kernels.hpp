@@ -171,7 +171,7 @@ inline constexpr index_t most_read_beyond = most_coded_vectors * index_t{sizeof(
 }
 
 /// block_values for codes; `copy` holds copy_bytes of the token's bytes.
-MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows const& weights, index_t group,
+MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows const& weights, index_t head_rows,
     run_rows const& values, index_t t, index_t n, sum_rows const& sums, read_ahead ahead, std::byte* copy) noexcept
 {
     index_t const tile_bytes = tile_tokens * values.token_bytes;
@@ -186,9 +186,9 @@ MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows con
     {
         widen_tile(values, t + i * tile_tokens, copy + (i - whole) * tile_bytes);
     }
-    for (index_t g = 0; g < group;)
+    for (index_t g = 0; g < head_rows;)
     {
-        int const pass      = pass_of(group - g, most_coded_heads);
+        int const pass      = pass_of(head_rows - g, most_coded_heads);
         index_t const heads = heads_of_pass[pass];
         read_ahead next     = ahead;
         auto const from     = weights.from(g);

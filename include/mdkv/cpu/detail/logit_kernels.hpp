@@ -97,10 +97,10 @@ template <element T>
 inline constexpr logit_kernels logits_as{
     most_group, {logits_of<T, 0>(), logits_of<T, 1>(), logits_of<T, 2>(), logits_of<T, 3>(), logits_of<T, 4>()}};
 
-/// Writes logits [group, n] of n tokens of a run from token t on, a multiple of 16, and -infinity after them up to a
+/// Writes logits [head_rows, n] of n tokens of a run from token t on, a multiple of 16, and -infinity after them up to a
 /// multiple of 16. Rows of `logits` hold a multiple of `most_logit_tiles` tiles; `copy` holds the keys of
 /// `most_logit_tiles` tiles.
-[[gnu::noinline]] inline void block_logits(logit_kernels const& as, query_rows const& q, index_t group,
+[[gnu::noinline]] inline void block_logits(logit_kernels const& as, query_rows const& q, index_t head_rows,
     run_rows const& keys, index_t t, index_t n, sum_rows const& logits, read_ahead ahead, std::byte* copy) noexcept
 {
     index_t const tile_bytes  = tile_tokens * keys.token_bytes;
@@ -108,9 +108,9 @@ inline constexpr logit_kernels logits_as{
     bool const narrow         = keys.width(t + n - 1) < tile_tokens;
     index_t const whole       = padded / tile_tokens - (narrow ? 1 : 0);
     std::byte const* const at = keys.begin + keys.tile(t);
-    for (index_t g = 0; g < group;)
+    for (index_t g = 0; g < head_rows;)
     {
-        int const pass       = pass_of(group - g, as.most_heads);
+        int const pass       = pass_of(head_rows - g, as.most_heads);
         logit_pass const& by = as.pass[pass];
         read_ahead next      = ahead;
         index_t const done   = by.kernel(q.from(g), keys, at, whole, {logits.x + g * logits.step, logits.step}, next);
@@ -126,7 +126,7 @@ inline constexpr logit_kernels logits_as{
         }
         g += heads_of_pass[pass];
     }
-    for (index_t g = 0; g < group; ++g)
+    for (index_t g = 0; g < head_rows; ++g)
     {
         std::fill_n(logits.x + g * logits.step + n, padded - n, mdkv::detail::empty_lse);
     }

@@ -150,13 +150,13 @@ MDKV_OUTLINE inline void last_columns(value_kernels const& as, int pass, query_r
 }
 
 /// sums[g][c] += sum over i < n of weights[g][i] * values[t + i][c]; t is a multiple of 16.
-MDKV_OUTLINE inline void block_values(value_kernels const& as, query_rows const& weights, index_t group,
+MDKV_OUTLINE inline void block_values(value_kernels const& as, query_rows const& weights, index_t head_rows,
     run_rows const& values, index_t t, index_t n, sum_rows const& sums, read_ahead ahead) noexcept
 {
     index_t const row_bytes = values.token_bytes;
-    for (index_t g = 0; g < group;)
+    for (index_t g = 0; g < head_rows;)
     {
-        int const pass       = pass_of(group - g);
+        int const pass       = pass_of(head_rows - g);
         read_ahead next      = ahead;
         auto const from      = weights.from(g);
         std::byte const* row = values.begin + values.tile(t);

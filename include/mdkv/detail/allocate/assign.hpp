@@ -87,21 +87,21 @@ private:
             best.saved[pair % max_rungs][pair / max_rungs] = floats{};
             best.first[pair % max_rungs][pair / max_rungs] = ints{};
         }
-        neighbours<lanes> group;
+        neighbours<lanes> some;
         for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
         {
-            group.read(own, i);
-            non_finite += group.non_finite;
+            some.read(own, i);
+            non_finite += some.non_finite;
             float bars[std::size_t{lanes}];
             MDKV_FOR_LANES(l, lanes) { bars[l] = i + l < ties ? below : multiplier; }
             auto const bar = load_lanes<floats>(bars);
-            floats chosen  = group.loss[0];
+            floats chosen  = some.loss[0];
             ints rung      = ints{} + std::int32_t{rungs.index[0]};
             for (std::size_t j = 1; j < rungs.count; ++j)
             {
-                reached[j] += group.theta[j] > bar ? one : ints{};
-                chosen = group.theta[j] > bar ? group.loss[j] : chosen;
-                rung   = group.theta[j] > bar ? ints{} + std::int32_t{rungs.index[j]} : rung;
+                reached[j] += some.theta[j] > bar ? one : ints{};
+                chosen = some.theta[j] > bar ? some.loss[j] : chosen;
+                rung   = some.theta[j] > bar ? ints{} + std::int32_t{rungs.index[j]} : rung;
             }
             float losses[std::size_t{lanes}];
             std::int32_t numbers[std::size_t{lanes}];
@@ -114,7 +114,7 @@ private:
             MDKV_FOR_LANES(l, lanes) { bytes[l] = static_cast<std::uint8_t>(numbers[l]); }
             if (tokens == lanes) { __builtin_memcpy(to + i, bytes, sizeof bytes); }
             for (int l = 0; tokens < lanes && l < tokens; ++l) { to[i + l] = bytes[l]; }
-            if (left > 0) { find_upgrades(static_cast<std::int32_t>(i), group, rung, rungs, left, best); }
+            if (left > 0) { find_upgrades(static_cast<std::int32_t>(i), some, rung, rungs, left, best); }
         }
         count_rungs(t, here, rungs, reached, non_finite);
         if (left > 0) { record_upgrades(t, here, rungs, best, left); }
@@ -122,7 +122,7 @@ private:
 
     /// Updates the best upgrade of each pair of rungs that fits into `left` bytes with these neighbouring tokens.
     template <int Lanes>
-    MDKV_HD static void find_upgrades(std::int32_t first, neighbours<Lanes> const& group, lane_ints<Lanes> const& rung,
+    MDKV_HD static void find_upgrades(std::int32_t first, neighbours<Lanes> const& some, lane_ints<Lanes> const& rung,
         rung_table const& rungs, index_t left, upgrades<Lanes>& best)
     {
         for (std::size_t c = 1; c < rungs.count; ++c)
@@ -131,7 +131,7 @@ private:
             {
                 if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
                 auto& most        = best.saved[a][c];
-                auto const saved  = (group.loss[a] - group.loss[c]) * rungs.inverse[a][c];
+                auto const saved  = (some.loss[a] - some.loss[c]) * rungs.inverse[a][c];
                 auto const better = (rung == std::int32_t{rungs.index[a]}) & (saved > most);
                 best.first[a][c]  = better ? lane_ints<Lanes>{} + first : best.first[a][c];
                 most              = better ? saved : most;

@@ -41,13 +41,13 @@ struct weigh_sets
         own.clear(t, own.sums, 2 * coarse_bins);
         own.clear(t, own.losses, columns);
         constexpr int lanes = Team::register_lanes;
-        neighbours<lanes> group;
+        neighbours<lanes> some;
         for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
         {
-            group.read(own, i);
-            add_thresholds(t, own, group);
-            auto least = group.loss[0];
-            for (std::size_t r = 1; r < own.rungs.count; ++r) { least = smaller(group.loss[r], least); }
+            some.read(own, i);
+            add_thresholds(t, own, some);
+            auto least = some.loss[0];
+            for (std::size_t r = 1; r < own.rungs.count; ++r) { least = smaller(some.loss[r], least); }
             double* const sums = own.losses + (i & (columns - 1));
             for (int l = 0; l < lanes; ++l) { sums[l] += double{lane(least, l)}; }
         }
@@ -62,13 +62,13 @@ struct weigh_sets
 
 private:
     template <int Lanes, team Team>
-    MDKV_HD void add_thresholds(Team const& t, open_piece& own, neighbours<Lanes> const& group) const
+    MDKV_HD void add_thresholds(Team const& t, open_piece& own, neighbours<Lanes> const& some) const
     {
         for (std::size_t j = 1; j < own.rungs.count; ++j)
         {
             for (int l = 0; l < Lanes; ++l)
             {
-                float const theta = lane(group.theta[j], l);
+                float const theta = lane(some.theta[j], l);
                 if (!(theta > 0.0F)) { continue; }
                 std::uint32_t const bits = bits_of_float(theta);
                 std::uint32_t const low  = bits & ((1U << coarse_bits) - 1);

@@ -56,7 +56,7 @@ struct first_over
 /// Calls body(token, above, step) for the thresholds of a piece that are in [multiplier, multiplier + 2^undecided): `above`
 /// is the bits' distance from the multiplier, `step` the bytes of the threshold's step. Returns the bytes of this member's
 /// thresholds above the interval.
-/// \param every  only one group of neighbours in so many is read
+/// \param every  only one vector of neighbours in so many is read
 template <team Team, class Body>
 [[gnu::always_inline]] MDKV_HD inline index_t for_thresholds(
     Team const& t, open_piece const& own, problem const& p, index_t every, Body const& body)
@@ -68,16 +68,16 @@ template <team Team, class Body>
     auto const last         = static_cast<std::int32_t>((std::uint32_t{1} << p.undecided) - 1);
     ints const one          = ints{} + 1;
     ints over[max_rungs]{};
-    neighbours<lanes> group;
+    neighbours<lanes> some;
     for (index_t i = (t.rank() * every + every / 2) * lanes; i < own.count; i += t.size() * every * lanes)
     {
-        group.read(own, i);
+        some.read(own, i);
         ints above[max_rungs];
         ints hits[max_rungs]; // thresholds in the interval; entry 0: any
         hits[0] = ints{};
         for (std::size_t j = 1; j < count; ++j)
         {
-            __builtin_memcpy(&above[j], &group.theta[j], sizeof above[j]);
+            __builtin_memcpy(&above[j], &some.theta[j], sizeof above[j]);
             above[j] -= first;
             over[j] += above[j] > last ? one : ints{};
             hits[j] = (above[j] >= 0) & (above[j] <= last);

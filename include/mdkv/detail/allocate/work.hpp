@@ -59,7 +59,7 @@ static_assert(piece_tokens <= bins, "sums by bin are also sums by token of a pie
 inline constexpr int multiplier_bits = 31;
 /// Most bits that a sample leaves undecided, half of an octave: two levels are left if the guess is right.
 inline constexpr int guess_bits = 2 * level_bits;
-/// One group of neighbours in so many is in the sample, which limits of fewer tokens do without.
+/// One vector of neighbours in so many is in the sample, which limits of fewer tokens do without.
 inline constexpr index_t sample_share  = 16;
 inline constexpr index_t least_sampled = 1 << 15;
 /// Bins of a head's curve, each as wide as the lowest `coarse_bits` bits of a multiplier: two levels are left.

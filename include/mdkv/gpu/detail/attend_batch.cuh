@@ -38,12 +38,12 @@ struct attend_sequence
     index_t const* appended;
     index_t first_token; ///< first of its queries' tokens in the call
     int tokens;          ///< n: tokens of its queries
-    int group;           ///< rows of a head: row g is its query head g / n at token g % n of the last n
+    int head_rows;       ///< rows of a head: row g is its query head g / n at token g % n of the last n
     int slices;          ///< most slices of a head
     int first_block;     ///< first block of attend_slice: [H, query blocks, column blocks, slices]
     int first_item;      ///< first item, which is merged at once: [H, query blocks]
 
-    [[nodiscard]] MDKV_HD int query_blocks() const { return (group + attend_queries - 1) / attend_queries; }
+    [[nodiscard]] MDKV_HD int query_blocks() const { return (head_rows + attend_queries - 1) / attend_queries; }
     /// Slices that a head with so many bytes is cut into: none of them is small while others wait.
     [[nodiscard]] MDKV_HD int slices_of(index_t bytes) const
     {
@@ -81,13 +81,13 @@ struct attend_batch
             layout = own;
             // Slices for the bytes that arena and tail could hold: the launch must not depend on the device's data.
             index_t const held   = cache.arena_bytes / layout.heads + cache.tail_head_bytes();
-            int const group      = static_cast<int>(query_heads / layout.heads * n);
-            index_t const merged = layout.heads * kernels::query_blocks(group);
+            int const head_rows  = static_cast<int>(query_heads / layout.heads * n);
+            index_t const merged = layout.heads * kernels::query_blocks(head_rows);
             index_t const uncut  = merged * column_blocks;
             index_t const slices = std::clamp<index_t>(
                 (held + attend_slice_bytes - 1) / attend_slice_bytes, 1, std::max<index_t>(1, attend_blocks / uncut));
             sequences[static_cast<std::size_t>(count)] = {cache.arena, cache.heads, cache.tail, cache.tail_capacity,
-                cache.appended, first_token, static_cast<int>(n), group, static_cast<int>(slices), blocks, items};
+                cache.appended, first_token, static_cast<int>(n), head_rows, static_cast<int>(slices), blocks, items};
             attend_sequence const& added               = sequences[static_cast<std::size_t>(count++)];
             index_t const sum                          = blocks + checked_multiply(uncut, slices);
             expects(sum <= INT32_MAX, "attend: ", sum, " blocks are more than a grid may have");

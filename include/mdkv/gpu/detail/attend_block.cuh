@@ -188,7 +188,7 @@ struct attend_block
         at.slice                   = block % own.slices;
         at.column_block            = block / own.slices % states.column_blocks();
         at.first_query             = before;
-        at.queries                 = own.group - before < most_queries ? own.group - before : most_queries;
+        at.queries                 = own.head_rows - before < most_queries ? own.head_rows - before : most_queries;
         at.next                    = 0;
         head_entry const& entry    = own.heads[at.head];
         at.key_projection          = own.arena + entry.key_projection;
@@ -272,7 +272,7 @@ struct attend_block
         float* const original = projected ? mine.q + most_queries * row() : mine.q;
         for (int g = warp; g < most_queries; g += attend_warps)
         {
-            index_t const own   = at.head * at.sequence->group + at.first_query + g;
+            index_t const own   = at.head * at.sequence->head_rows + at.first_query + g;
             index_t const token = at.sequence->first_token + own % at.sequence->tokens;
             bool const there    = g < at.queries;
             U const* const from = there ? queries.row(own / at.sequence->tokens, token) : nullptr;

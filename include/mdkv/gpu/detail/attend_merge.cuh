@@ -163,7 +163,7 @@ template <element T, element U>
     }
     coded                  = sum_of_lanes(coded);
     head_entry const entry = own.heads[head];
-    index_t const row      = head * (own.group / own.tokens) + number / own.tokens;
+    index_t const row      = head * (own.head_rows / own.tokens) + number / own.tokens;
     index_t const token    = own.first_token + number % own.tokens;
     MDKV_ROLLED
     for (int c = lane; c < values; c += each * size)

@@ -1,4 +1,4 @@
-/// \file group_means.hpp: the job of stand_in that finds the mean key and the mean value of each group of dropped tokens.
+/// \file cluster_means.hpp: the job of stand_in that finds the mean key and the mean value of each cluster of dropped tokens.
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -12,20 +12,20 @@
 namespace MDKV_NAMESPACE::detail
 {
 
-/// The mean key of each group, or its mean value, weighted by attention, or uniformly if all weights are 0; zeros beyond a
-/// head's last group. An item is a group of a head, and keys or values. Sums are in the order of tokens, and each token is
-/// added once: a team lists its group's tokens of a stretch, then each member adds up coordinates of its own.
+/// The mean key of each cluster, or its mean value, weighted by attention, or uniformly if all weights are 0; zeros beyond a
+/// head's last cluster. An item is a cluster of a head, and keys or values. Sums are in the order of tokens, and each token is
+/// added once: a team lists its cluster's tokens of a stretch, then each member adds up coordinates of its own.
 template <backend B, element T>
-struct mean_of_group
+struct mean_of_cluster
 {
     static constexpr char const* name = "stand_in_mean";
     static constexpr int threads      = 128;
-    /// Tokens whose groups are looked at before some are added: all the rows of a CPU's stay in its first cache.
+    /// Tokens whose clusters are looked at before some are added: all the rows of a CPU's stay in its first cache.
     static constexpr int stretch = B::memory_space == space::host ? 64 : 1024;
 
     in_view<T, 3, B> keys, values;
     in_view<index_t, 2, B> seed_slots; // [H, M]  from choose_seeds
-    in_view<std::int32_t, 2, B> groups;
+    in_view<std::int32_t, 2, B> clusters;
     in_view<float, 2, B> weights;
     out_view<float, 3, B> mean_keys, mean_values;
 
@@ -78,7 +78,7 @@ private:
         }
     }
 
-    /// Lists the group's tokens of [begin, end) that have a weight, and returns their number.
+    /// Lists the cluster's tokens of [begin, end) that have a weight, and returns their number.
     template <team Team>
     MDKV_HD int list(
         Team const& t, scratch const& mine, index_t h, index_t j, index_t begin, index_t end, bool uniformly) const
@@ -87,7 +87,7 @@ private:
         index_t const from = begin + t.rank() * each;
         auto const count   = static_cast<int>(from >= end ? 0 : end - from < each ? end - from : each);
         auto const weight  = [&](index_t i) {
-            return groups(h, i) != j ? 0.0 : uniformly ? 1.0 : double{weights(h, i)};
+            return clusters(h, i) != j ? 0.0 : uniformly ? 1.0 : double{weights(h, i)};
         };
         int own = 0;
         for (int i = 0; i < count; ++i) { own += weight(from + i) != 0 ? 1 : 0; }
