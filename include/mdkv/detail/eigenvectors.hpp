@@ -89,9 +89,9 @@ struct eigenvectors
         return fabs(x) <= negligible || x * x <= rounding * (fabs(w.diagonal[i]) + fabs(w.diagonal[i + 1]));
     }
 
-    /// Finds the rotations of the next sweep, for the first block that is not diagonal. Returns the first and last row
+    /// Finds the Givens rotations of the next sweep, for the first block that is not diagonal. Returns the first and last row
     /// that they span, which are equal if the whole matrix is diagonal.
-    [[nodiscard]] MDKV_HD static sweep rotate(work const& w, index_t n)
+    [[nodiscard]] MDKV_HD static sweep givens(work const& w, index_t n)
     {
         double* const d = w.diagonal;
         double* const e = w.beside;
@@ -141,7 +141,7 @@ struct eigenvectors
         constexpr int width = block_columns<Team>;
         for (index_t sweeps = 0; sweeps <= sweeps_a_row * a.size; ++sweeps)
         {
-            if (t.rank() == 0) { *w.next = rotate(w, a.size); }
+            if (t.rank() == 0) { *w.next = givens(w, a.size); }
             t.sync();
             sweep const now = *w.next;
             if (now.first == now.last) { return true; }

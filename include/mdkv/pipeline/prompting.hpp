@@ -252,7 +252,7 @@ template <element T, element U, backend B>
     replay_part const how = p.replayed.value_or(replay_part{});
     sharing_part const of = p.shared.value_or(sharing_part{});
     rotary_encoding<B> const none;
-    rotary_encoding<B> const& rotates = p.replayed ? shape.encoding : none;
+    rotary_encoding<B> const& rope = p.replayed ? shape.encoding : none;
     return {{{"number of tokens", tokens}, {"dimension D of keys", shape.dims.keys},
         {"dimension Dv of values", shape.dims.values}, {"element type (1 float, 2 half, 3 bfloat16)", element_code<T>},
         {"element type of queries (1 float, 2 half, 3 bfloat16)", element_code<U>},
@@ -267,8 +267,8 @@ template <element T, element U, backend B>
         {"preset.replayed.ahead", how.ahead}, {"preset.replayed.own", how.own}, {"preset.replayed.join", how.join},
         shared_number::hash("preset.refitted", p.refitted ? hash_of(*p.refitted) : 0),
         {"preset.shared.depth", of.depth}, {"preset.shared.leverage_power", of.leverage_power},
-        {"encoding.base", rotates.base}, {"encoding.rotating", rotates.rotating}, {"encoding.pairs", rotates.pairs},
-        shared_number::hash("encoding.frequencies", rotates.frequencies ? hash_of(on, *rotates.frequencies) : 0)}};
+        {"encoding.base", rope.base}, {"encoding.rotating", rope.rotating}, {"encoding.pairs", rope.pairs},
+        shared_number::hash("encoding.frequencies", rope.frequencies ? hash_of(on, *rope.frequencies) : 0)}};
 }
 
 /// The state of a prompt and the stages' calls. M is the largest possible number of tokens before the window, N the prompt's
@@ -327,7 +327,7 @@ struct prompt_work
         expects(shape.layers >= 1 && shape.layers <= prompt_progress::most_layers, "prompt: layers is ", shape.layers,
             "; it must be from 1 to ", prompt_progress::most_layers);
         layer(shape.tokens).expects_valid("prompt");
-        if (settings.replayed) { rotated_coordinates("prompt", shape.encoding, shape.dims.keys); }
+        if (settings.replayed) { turned_coordinates("prompt", shape.encoding, shape.dims.keys); }
         auto const [L, H]   = std::pair{shape.layers, shape.heads};
         auto const [D, Dv]  = shape.dims;
         index_t const M     = layer(shape.tokens).tokens;

@@ -132,7 +132,7 @@ struct reader_work
         layer(shape.tokens).expects_valid("reader");
         auto const shard        = number_heads(on, "reader", L * H, L).shard;
         layer_shape const whole = layer_of_all(shape.tokens, shard);
-        rotated_coordinates("reader", shape.encoding, shape.dims.keys);
+        turned_coordinates("reader", shape.encoding, shape.dims.keys);
         limit_bytes         = options.limit.in_bytes(whole);
         index_t const least = whole.window_bytes() + shard.heads * costs.channels;
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",

@@ -17,14 +17,14 @@
 namespace MDKV_NAMESPACE
 {
 
-/// The coordinates that rotate together, of n rotating ones.
+/// The coordinates that turn together, of n rotating ones.
 enum class rotary_pairs : std::uint8_t
 {
     halves,    ///< i and i + n/2, as Hugging Face's models and vLLM store them
     neighbours ///< 2 i and 2 i + 1, as llama.cpp stores models of the llama architecture
 };
 
-/// A model's rotary position encoding: at position p, pair i is rotated by p * frequency(i).
+/// A model's rotary position encoding: at position p, pair i is turned by p * frequency(i).
 template <backend B>
 struct rotary_encoding
 {
@@ -40,11 +40,11 @@ struct rotary_encoding
 namespace detail
 {
 
-/// Number of coordinates that an encoding rotates, of `dim`.
+/// Number of coordinates that an encoding turns, of `dim`.
 /// \throws invalid_argument   naming the stage: the number is negative, odd or above `dim`, the base is not positive and finite,
 ///                            or there are other frequencies than one a pair
 template <backend B>
-index_t rotated_coordinates(char const* stage, rotary_encoding<B> const& encoding, index_t dim)
+index_t turned_coordinates(char const* stage, rotary_encoding<B> const& encoding, index_t dim)
 {
     index_t const n     = encoding.rotating == 0 ? dim : encoding.rotating;
     index_t const given = encoding.frequencies ? encoding.frequencies->extent(0) : n / 2;
@@ -116,20 +116,20 @@ struct advance_rows
             index_t i           = mine.column;
             for (constexpr int lanes = Team::lanes; lanes > 1 && i + lanes <= pairs; i += lanes)
             {
-                rotate_pairs<lanes>(t, from, to, i);
+                turn_pairs<lanes>(t, from, to, i);
             }
             for (; i < pairs + rest; i += t.size())
             {
-                if (i < pairs) { rotate_pairs<1>(t, from, to, i); }
+                if (i < pairs) { turn_pairs<1>(t, from, to, i); }
                 else { store_at(to + pairs + i, load_at<T>(from + pairs + i)); }
             }
         }
     }
 
 private:
-    /// Rotates `Pairs` pairs at a time, from pair i on: compilers vectorise a thread's work if a pair's distance is known.
+    /// Turns `Pairs` pairs at a time, from pair i on: compilers vectorise a thread's work if a pair's distance is known.
     template <int Pairs, team Team>
-    MDKV_HD void rotate_pairs(Team const& t, T const* from, T* to, index_t i) const
+    MDKV_HD void turn_pairs(Team const& t, T const* from, T* to, index_t i) const
     {
         index_t const pairs       = rotating / 2;
         float const* const cosine = turns + i;
@@ -172,7 +172,7 @@ private:
 ///
 /// \param on             backend: threads, scratch
 /// \param[in]  queries   [H*G, Q, D]  after position encoding; keys will do as well
-/// \param[in]  positions number of positions; a negative number rotates back
+/// \param[in]  positions number of positions; a negative number turns back
 /// \param[in]  encoding  the model's encoding; a factor in its cosines and sines (YaRN's) is in the rows already
 /// \param[out] advanced  [H*G, Q, D]  the same view as `queries`, or memory apart from them
 /// \pre    positions * frequency at most 2^28: angles are taken in double, so that the result equals encoding the rows
@@ -180,7 +180,7 @@ private:
 /// \cost   reads and writes the rows once; scratch of n floats
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        a shape disagrees; more coordinates are to rotate than there are, or an odd number;
+/// \throws invalid_argument        a shape disagrees; more coordinates are to turn than there are, or an odd number;
 ///                                 the base is not positive; the views overlap but are not the same, or the output is not
 ///                                 aligned to its elements
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
@@ -190,7 +190,7 @@ void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_en
     out_view<T, 3, B> advanced)
 {
     array<index_t, 3> const shape = queries.extents();
-    index_t const rotating        = detail::rotated_coordinates("advance", encoding, shape[2]);
+    index_t const rotating        = detail::turned_coordinates("advance", encoding, shape[2]);
     bool const in_place           = queries.data_handle() == advanced.data_handle() && shape == advanced.extents()
                           && queries.strides() == advanced.strides();
     detail::check arguments{on, "advance"};
