@@ -273,7 +273,7 @@ public:
         allocation const total = detail::staged(on, stage,
             [&](B const& stages) { return work_.choose_rungs(stages, next, one, shard, !balanced_, agreed); });
         if (!advances(on)) { return total; }
-        balanced_ = balanced_ || (!next.whole && work_.settings.shared);
+        balanced_ = balanced_ || (!next.all_full && work_.settings.shared);
         work_.settle(on, stage, one, next, total, dry_);
         return total;
     }

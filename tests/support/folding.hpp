@@ -232,7 +232,7 @@ struct fold_check
     std::vector<std::vector<whole_token>> whole;
     std::vector<mdkv::head_entry> heads;
     worst_error worst;
-    index_t stayed = 0, lowered = 0, dropped = 0, up = 0, spoilt = 0, misplaced = 0;
+    index_t stayed = 0, lowered = 0, dropped = 0, up = 0, changed = 0, misplaced = 0;
     index_t from_turned = 0; ///< of those lowered
 
     explicit fold_check(growing_cache<T> const& g)
@@ -295,7 +295,7 @@ private:
             ++stayed;
             bool const same = same_bits(before.key, after.key) && same_bits(before.value, after.value)
                               && before.key_numbers == after.key_numbers && before.value_numbers == after.value_numbers;
-            spoilt += same ? 0 : 1;
+            changed += same ? 0 : 1;
             return;
         }
         ++lowered;
@@ -306,7 +306,7 @@ private:
             bool const leading =
                 std::equal(after.key_numbers.begin(), after.key_numbers.end(), before.key_numbers.begin())
                 && std::equal(after.value_numbers.begin(), after.value_numbers.end(), before.value_numbers.begin());
-            spoilt += leading ? 0 : 1;
+            changed += leading ? 0 : 1;
         }
         std::vector<double> mean(static_cast<std::size_t>(g.layer.sizes.dims.keys));
         std::vector<double> scale(mean.size(), 1.0);

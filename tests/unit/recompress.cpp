@@ -221,7 +221,7 @@ TEST_CASE(
             REQUIRE(g.cache.tail_capacity() == 24);
             check.compare(g, sources);
             REQUIRE(check.up == 0);
-            REQUIRE(check.spoilt == 0);
+            REQUIRE(check.changed == 0);
             REQUIRE(check.misplaced == 0);
             REQUIRE(check.worst.value() <= 1);
             REQUIRE(report.kept == check.stayed - 3 * 4);
@@ -250,7 +250,7 @@ TEST_CASE("codes of turned coordinates are read back turned back, and copied as 
         recompress_report const report = g.fold(limit, &sources);
         CHECK(report.resident_bytes <= limit);
         check.compare(g, sources);
-        CHECK(check.up + check.spoilt + check.misplaced == 0);
+        CHECK(check.up + check.changed + check.misplaced == 0);
         CHECK(check.worst.value() <= 1);
         from_codes += check.from_turned;
     }
@@ -272,7 +272,7 @@ TEST_CASE("a limit that holds everything moves the tail in and leaves the rest a
     CHECK(report.lowered + report.dropped == 0);
     CHECK(report.window_bytes + report.chosen.token_bytes + report.chosen.charged_bytes == need);
     check.compare(g, sources);
-    CHECK(check.spoilt + check.misplaced + check.dropped + check.up + check.lowered == 0);
+    CHECK(check.changed + check.misplaced + check.dropped + check.up + check.lowered == 0);
     CHECK(attention_error(g, check.whole) < 4e-3);
 
     // What would be moved to the same place is the same to the bit.

@@ -61,15 +61,15 @@ struct eigenvectors
     template <team Team>
     [[nodiscard]] MDKV_HD double scale(Team const& t, index_t head, square_matrix const& a) const
     {
-        double most    = 0;
-        index_t spoilt = 0;
+        double most        = 0;
+        index_t non_finite = 0;
         for (index_t i = 0; i < a.size; ++i)
         {
             double const* const row = gram.row(head, i);
-            for (index_t k = t.rank(); k < a.size; k += t.size()) { spoilt += fabs(row[k]) < infinite ? 0 : 1; }
+            for (index_t k = t.rank(); k < a.size; k += t.size()) { non_finite += fabs(row[k]) < infinite ? 0 : 1; }
             most = row[i] > most ? row[i] : most;
         }
-        bool const good = t.sum(spoilt) == 0;
+        bool const good = t.sum(non_finite) == 0;
         // Energies below are 0 in float, and the reciprocal must be finite.
         double const by = good && most >= least_unit ? 1 / most : 0;
         for (index_t i = 0; i < a.size; ++i)

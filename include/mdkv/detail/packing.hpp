@@ -53,17 +53,20 @@ struct lay_out_heads
         for (index_t h0 = 0; h0 < layout.heads; h0 += t.size())
         {
             index_t const h  = h0 + t.rank();
-            bool const there = h < layout.heads;
+            bool const in_range = h < layout.heads;
             array<index_t, max_rungs> count{};
-            for (std::size_t r = 0; there && r < layout.rungs; ++r)
+            for (std::size_t r = 0; in_range && r < layout.rungs; ++r)
             {
                 auto const at = static_cast<index_t>(r);
                 count[r]      = first(h, at + 1) - first(h, at);
             }
-            index_t const more = there ? stand_ins.of(layout, h, count[0]) : 0;
-            auto const sum     = t.prefix(there ? lay_out_head<T>(layout, count, 0, entry, more) : index_t{0});
-            unbased += there && !bases && entry.key_columns > 0 ? 1 : 0;
-            if (there) { static_cast<void>(lay_out_head<T>(layout, count, bytes + sum.before, cache.heads[h], more)); }
+            index_t const more = in_range ? stand_ins.of(layout, h, count[0]) : 0;
+            auto const sum     = t.prefix(in_range ? lay_out_head<T>(layout, count, 0, entry, more) : index_t{0});
+            unbased += in_range && !bases && entry.key_columns > 0 ? 1 : 0;
+            if (in_range)
+            {
+                static_cast<void>(lay_out_head<T>(layout, count, bytes + sum.before, cache.heads[h], more));
+            }
             bytes += sum.total;
         }
         index_t const all = t.sum(unbased) > 0 ? INT64_MAX : bytes;
@@ -188,14 +191,14 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     index_t const most     = stand_in_keys.extent(1); // stand-ins
     auto const more_keys   = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.keys);
     auto const more_values = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.values);
-    bool const real        = frame.ready();
+    bool const executes    = frame.ready();
     bool const bases     = !key_basis.empty() && !value_basis.empty();
     stand_in_counts const stand_ins{most, stored};
     if constexpr (B::memory_space == space::host)
     {
         index_t const bytes =
-            real ? bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout, bases, stand_ins) : 0;
-        expects<insufficient_workspace>(!real || bytes <= cache.arena_bytes, "pack: the arena holds ",
+            executes ? bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout, bases, stand_ins) : 0;
+        expects<insufficient_workspace>(!executes || bytes <= cache.arena_bytes, "pack: the arena holds ",
             cache.arena_bytes, " bytes, ", bytes, " are needed");
     }
     run(on, sort_slots<B>{rung, positions, first}, heads);

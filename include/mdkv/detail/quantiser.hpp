@@ -68,13 +68,13 @@ struct quantiser
     {
         floats const zero{};
         floats const nan    = zero + not_a_number;
-        floats const spoilt = least * 0.0F + most * 0.0F;
+        floats const poison = least * 0.0F + most * 0.0F;
         floats const limit  = zero + largest_half;
         minimum             = rounded_to_half(least);
         scale = rounded_to_half((smaller(larger(most, -limit), limit) - minimum) / static_cast<float>(most_code(kind)));
         scale = scale > 0.0F ? scale : zero; // the rounded minimum may lie above the largest coordinate
-        minimum = spoilt == 0.0F ? minimum : nan;
-        scale   = spoilt == 0.0F ? scale : nan;
+        minimum = poison == 0.0F ? minimum : nan;
+        scale   = poison == 0.0F ? scale : nan;
         inverse = scale > 0.0F ? 1.0F / (scale > 0.0F ? scale : zero + 1.0F) : zero;
     }
 
@@ -110,16 +110,16 @@ struct column_bounds
         : least{load_lanes<floats>(x)}
         , most{least}
     {
-        floats spoilt = least * 0.0F; // comparisons may miss a NaN
+        floats poison = least * 0.0F; // comparisons may miss a NaN
         for (index_t j = 1; j < n; ++j)
         {
             floats const value = load_lanes<floats>(x + j * step);
             least              = smaller(value, least);
             most               = larger(value, most);
-            spoilt += value * 0.0F;
+            poison += value * 0.0F;
         }
-        least += spoilt;
-        most += spoilt;
+        least += poison;
+        most += poison;
     }
 
     [[nodiscard]] MDKV_HD quantiser<Lanes> fitted(storage kind) const noexcept { return {least, most, kind}; }

@@ -191,9 +191,9 @@ private:
         std::byte const* const from = at.rows.begin + at.rows.tile(at.first);
         for (int i = member(t); i < tile; i += members(t))
         {
-            bool const there = i < group.width;
-            mine.minimum[i]  = there ? widen(load_at<half>(from + group.minimum(i))) : 0.0F;
-            mine.scale[i]    = there ? widen(load_at<half>(from + group.scale(i))) : 0.0F;
+            bool const in_range = i < group.width;
+            mine.minimum[i]     = in_range ? widen(load_at<half>(from + group.minimum(i))) : 0.0F;
+            mine.scale[i]       = in_range ? widen(load_at<half>(from + group.scale(i))) : 0.0F;
         }
         if (group.width < tile) // a short tile has codes of 16 tokens, too
         {

@@ -76,7 +76,7 @@ struct score_plan
     int unit       = 0; ///< copies of bases are padded to whole units of coordinates
     float to_log2  = 0; ///< products become logits in units of log2 by this factor, the scale in it
     row_norm norm  = row_norm::sum;
-    float even     = 0; ///< total of the rows with uniform attention (uniform_queries), as `norm` adds rows up
+    float uniform  = 0; ///< total of the rows with uniform attention (uniform_queries), as `norm` adds rows up
 
     index_t first_query = 0;       ///< position of query 0
     index_t more        = 0;       ///< floats of a head's operands that are a backend's own
@@ -105,7 +105,7 @@ struct score_plan
         {
             float const each = 1.0F / static_cast<float>(tokens);
             float const all  = options.uniform_queries * static_cast<float>(query_group);
-            even             = norm == row_norm::maximum ? each : all * each * (norm == row_norm::sum ? 1.0F : each);
+            uniform          = norm == row_norm::maximum ? each : all * each * (norm == row_norm::sum ? 1.0F : each);
         }
         for (bool const quantised : {false, true}) // plain rungs ascend among themselves; quantised ones lie between
         {
@@ -285,7 +285,7 @@ MDKV_HD void with_norm(row_norm norm, Body const& body)
 /// ||P|| of a token, from the total of its rows.
 [[nodiscard]] MDKV_HD inline float mass_of(score_plan const& plan, float total) noexcept
 {
-    return norm_of(plan.norm, joined_rows(plan.norm, total, plan.even));
+    return norm_of(plan.norm, joined_rows(plan.norm, total, plan.uniform));
 }
 
 /// Loss of a dropped token, from ||P|| and its length, |v| or |v - centre|.

@@ -59,11 +59,11 @@ struct sort_slots
         index_t before = 0;
         for (int i = 0; i < working * R; i += size) // all members, because they add together
         {
-            bool const there     = i + rank < working * R;
-            auto const sum       = t.prefix(there ? index_t{next[i + rank]} : index_t{0});
+            bool const in_range  = i + rank < working * R;
+            auto const sum       = t.prefix(in_range ? index_t{next[i + rank]} : index_t{0});
             index_t const at     = before + sum.before;
-            bool const of_a_rung = there && (i + rank) % working == 0;
-            if (there) { next[i + rank] = static_cast<std::int32_t>(at); }
+            bool const of_a_rung = in_range && (i + rank) % working == 0;
+            if (in_range) { next[i + rank] = static_cast<std::int32_t>(at); }
             if (of_a_rung) { first(h, (i + rank) / working) = at; }
             before += sum.total;
         }

@@ -201,12 +201,12 @@ inline constexpr char const* text_names[]{"model", "revision", "tokenizer", "rop
     {
         rung_record const& rung = from.rung[r];
         bool const dropped      = r == 0 && rung.keys == 0 && rung.values == 0 && rung.kind == 0 && rung.in_basis == 0;
-        bool const whole        = rung.keys == from.key_dim && rung.values == from.value_dim;
+        bool const all_coordinates = rung.keys == from.key_dim && rung.values == from.value_dim;
         bool const some =
             rung.keys >= 1 && rung.keys <= from.key_dim && rung.values >= 1 && rung.values <= from.value_dim;
-        bool const full = whole && rung.kind == 0 && rung.in_basis == 0;
+        bool const full = all_coordinates && rung.kind == 0 && rung.in_basis == 0;
         expects(rung.kind <= 2 && rung.in_basis <= 1 && full == (r == to.full_rung)
-                    && (dropped || (rung.in_basis == 1 ? some : whole)),
+                    && (dropped || (rung.in_basis == 1 ? some : all_coordinates)),
             call, where, ": rung ", r, " keeps ", rung.keys, " and ", rung.values, " of ", from.key_dim, " and ",
             from.value_dim, " coordinates as kind ", int{rung.kind}, ", ", int{rung.in_basis},
             " in the basis; there is no such rung");

@@ -214,8 +214,8 @@ struct copy_rows
         index_t const i     = item % to.extent(1);
         index_t const n     = to.extent(2);
         V const* const here = from.row(h, i);
-        V* const there      = to.row(h, i);
-        for (index_t d = t.rank(); d < n; d += t.size()) { there[d] = load_at<V>(here + d); }
+        V* const dest       = to.row(h, i);
+        for (index_t d = t.rank(); d < n; d += t.size()) { dest[d] = load_at<V>(here + d); }
     }
 };
 

@@ -186,13 +186,13 @@ MDKV_HD void copy_token(Team const& t, run_rows const& from, index_t source, run
 {
     if (to.kind == storage::plain)
     {
-        std::byte* const there      = to.begin + to.coordinate(target, 0);
+        std::byte* const dest       = to.begin + to.coordinate(target, 0);
         std::byte const* const here = from.begin + from.coordinate(source, 0);
         index_t const step          = to.step(target);
         index_t const own_step      = from.step(source);
         for (int c = member(t); c < to.coordinates; c += members(t))
         {
-            store_at(there + c * step, load_at<T>(here + c * own_step));
+            store_at(dest + c * step, load_at<T>(here + c * own_step));
         }
         return;
     }

@@ -134,9 +134,9 @@ public:
     [[nodiscard]] cache_view<T const, space::host> layer(index_t i, index_t head = 0, index_t count = -1) const
     {
         detail::layer_record const record = record_of(i);
-        bool const there                  = head >= 0 && head <= record.heads;
-        index_t const heads               = there && count < 0 ? record.heads - head : count;
-        expects(there && heads <= record.heads - head, "stored_caches: heads [", head, ", ", head, " + ", heads,
+        bool const in_range               = head >= 0 && head <= record.heads;
+        index_t const heads               = in_range && count < 0 ? record.heads - head : count;
+        expects(in_range && heads <= record.heads - head, "stored_caches: heads [", head, ", ", head, " + ", heads,
             ") are not among the ", record.heads, " of layer ", i);
         auto const* const entries  = reinterpret_cast<head_entry const*>(file_.data() + record.directory);
         auto const* const appended = reinterpret_cast<index_t const*>(entries + record.heads);

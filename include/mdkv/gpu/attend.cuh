@@ -89,10 +89,10 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
     constexpr int most = N == 1 ? 1 : kernels::attend_most_sequences;
     using slice_kernel = kernels::attend_slice<T, U, Columns, most>;
     if (queries.extent(0) == 0) { return; }
-    bool const real = !on.scratch->counting();
-    expects(!real || on.arrivals.empty() || on.arrivals.data() != nullptr, "attend: arrivals has ", on.arrivals.size(),
-        " counters at no address; it must be empty or device memory");
-    index_t const most_shared = real ? most_shared_memory(on) : 0;
+    bool const executes = !on.scratch->counting();
+    expects(!executes || on.arrivals.empty() || on.arrivals.data() != nullptr, "attend: arrivals has ",
+        on.arrivals.size(), " counters at no address; it must be empty or device memory");
+    index_t const most_shared = executes ? most_shared_memory(on) : 0;
 
     // Calls body(kernel) for the slices of one launch after the other.
     auto const for_each_launch = [&](float* states, auto const& body) {
@@ -114,7 +114,7 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
     index_t floats = 0;
     for_each_launch(nullptr, [&](slice_kernel const& kernel) {
         floats = (std::max)(floats, checked_multiply(index_t{kernel.batch.blocks}, kernel.states.block_floats()));
-        expects(!real || kernel.shared_bytes() <= most_shared, "attend: head dimensions ", kernel.states.sizes.keys,
+        expects(!executes || kernel.shared_bytes() <= most_shared, "attend: head dimensions ", kernel.states.sizes.keys,
             " and ", kernel.states.sizes.values, " need ", kernel.shared_bytes(),
             " bytes of shared memory; this GPU gives a block ", most_shared);
     });

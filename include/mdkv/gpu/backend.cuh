@@ -66,11 +66,11 @@ struct token_rows
 
     explicit token_rows(in_view<T, 3, backend> const& tokens)
         : view{tokens}
-        , wide{reinterpret_cast<std::uintptr_t>(tokens.data_handle()) % 16 == 0 && even(0) && even(1)}
+        , wide{reinterpret_cast<std::uintptr_t>(tokens.data_handle()) % 16 == 0 && aligned(0) && aligned(1)}
     {}
 
 private:
-    [[nodiscard]] bool even(std::size_t i) const
+    [[nodiscard]] bool aligned(std::size_t i) const
     {
         return view.extent(i) <= 1 || view.stride(i) % vec16_elements<T> == 0;
     }

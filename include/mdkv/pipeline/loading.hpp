@@ -76,26 +76,26 @@ private:
     }
 
     /// \param where   position of the offset in the file, for the message
-    static void expects_inside(
-        char const* name, index_t where, index_t offset, index_t bytes, section_record const& whole, index_t alignment)
+    static void expects_inside(char const* name, index_t where, index_t offset, index_t bytes,
+        section_record const& section, index_t alignment)
     {
-        expects(offset >= whole.offset && bytes >= 0 && offset <= whole.offset + whole.bytes
-                    && bytes <= whole.offset + whole.bytes - offset && offset % alignment == 0,
+        expects(offset >= section.offset && bytes >= 0 && offset <= section.offset + section.bytes
+                    && bytes <= section.offset + section.bytes - offset && offset % alignment == 0,
             "read: byte ", where, ": ", name, " of ", bytes, " bytes at byte ", offset, " does not lie in [",
-            whole.offset, ", ", whole.offset + whole.bytes, ") at a multiple of ", alignment);
+            section.offset, ", ", section.offset + section.bytes, ") at a multiple of ", alignment);
     }
 
     /// Compares digests; if they differ, the texts tell the reason.
     void expects_identity(cache_identity const& identity) const
     {
         if (header.identity == digest_of(identity.texts())) { return; }
-        section_record const& whole = header.table[identity_section];
-        auto const texts            = identity.texts();
-        index_t at                  = whole.offset + index_t{sizeof(index_t)} * std::ssize(texts.items);
-        for (std::size_t i = 0; i < texts.size() && at <= whole.offset + whole.bytes; ++i)
+        section_record const& section = header.table[identity_section];
+        auto const texts              = identity.texts();
+        index_t at                    = section.offset + index_t{sizeof(index_t)} * std::ssize(texts.items);
+        for (std::size_t i = 0; i < texts.size() && at <= section.offset + section.bytes; ++i)
         {
-            auto const size = record_at<index_t>(file.data() + whole.offset + i * sizeof(index_t));
-            expects_inside("a text", whole.offset, at, size, whole, 1);
+            auto const size = record_at<index_t>(file.data() + section.offset + i * sizeof(index_t));
+            expects_inside("a text", section.offset, at, size, section, 1);
             std::string_view const text{
                 reinterpret_cast<char const*>(file.data()) + at, static_cast<std::size_t>(size)};
             message shown; // fit for a terminal
@@ -109,21 +109,21 @@ private:
 
     void read_place()
     {
-        section_record const& whole = header.table[place_section];
-        expects_inside("the place", whole.offset, whole.offset, sizeof place, whole, 1);
-        place             = record_at<place_record>(file.data() + whole.offset);
+        section_record const& section = header.table[place_section];
+        expects_inside("the place", section.offset, section.offset, sizeof place, section, 1);
+        place             = record_at<place_record>(file.data() + section.offset);
         auto const within = [&](char const* name, index_t first, index_t count, index_t all) {
-            expects(first >= 0 && count >= 0 && count <= all && first <= all - count, "read: byte ", whole.offset, ": ",
-                count, " ", name, " from ", first, " on are not among ", all);
+            expects(first >= 0 && count >= 0 && count <= all && first <= all - count, "read: byte ", section.offset,
+                ": ", count, " ", name, " from ", first, " on are not among ", all);
         };
         within("layers", place.first_layer, place.layers, place.model_layers);
         within("heads", place.first_head, place.heads, place.model_heads);
         within("tokens", 0, place.tokens, INT32_MAX);
         within("layers", 0, place.layers, std::ssize(file) / index_t{sizeof(layer_record)});
         index_t const links = links_of(place.tokens) * index_t{sizeof(sha256::digest)};
-        expects(place.attachment >= 0 && whole.bytes - index_t{sizeof place} - links == place.attachment, "read: byte ",
-            whole.offset, ": the place has ", whole.bytes, " bytes; the hashes take ", links, " and the attachment ",
-            place.attachment);
+        expects(place.attachment >= 0 && section.bytes - index_t{sizeof place} - links == place.attachment,
+            "read: byte ", section.offset, ": the place has ", section.bytes, " bytes; the hashes take ", links,
+            " and the attachment ", place.attachment);
     }
 
     void read_layer(index_t i) const

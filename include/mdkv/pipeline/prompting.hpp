@@ -114,7 +114,7 @@ struct prompt_choice
 {
     index_t budget    = -1;    ///< bytes of an average layer
     index_t stand_ins = 0;     ///< most stand-ins of each head
-    bool whole        = false; ///< every token has the full rung
+    bool all_full        = false; ///< every token has the full rung
     bool coded_window    = false; ///< the window is stored in codes, as tokens with a rung
     bool coded_stand_ins = false; ///< stand-ins are stored in codes
     double multiplier = 0;     ///< see allocation
@@ -351,7 +351,7 @@ struct prompt_work
     /// The first and the end of refit's blocks for a layer of so many tokens, of which the last `queries` have queries.
     [[nodiscard]] array<index_t, 2> blocks_of(index_t l, index_t tokens, index_t queries) const
     {
-        if (!settings.refitted || choice.whole || queries < settings.refitted->span) { return {}; }
+        if (!settings.refitted || choice.all_full || queries < settings.refitted->span) { return {}; }
         refit_part const& part = *settings.refitted;
         index_t const read     = progress.most(l);
         index_t const end      = (std::min)(tokens - part.span, read) / part.apart;
@@ -460,12 +460,12 @@ struct prompt_work
         prompt_choice next{.budget = bytes};
         std::size_t const best = settings.ratios.size() - 1;
         index_t const exact    = one.window_bytes();
-        next.whole        = settings.ratios[best].full() && bytes - exact >= one.heads * one.tokens * costs.bytes[best];
-        next.coded_window = !next.whole && coded_window_bytes(one) < exact && settings.window_part > bytes / exact;
+        next.all_full     = settings.ratios[best].full() && bytes - exact >= one.heads * one.tokens * costs.bytes[best];
+        next.coded_window = !next.all_full && coded_window_bytes(one) < exact && settings.window_part > bytes / exact;
         index_t const window = next.coded_window ? coded_window_bytes(one) : exact;
         expects(bytes >= window, stage, ": a budget of ", bytes, " bytes a layer cannot hold the window of ",
             one.window, " tokens; at least ", window, " bytes are needed");
-        if (next.whole || !settings.ratios.can_drop()) { return next; }
+        if (next.all_full || !settings.ratios.can_drop()) { return next; }
         plan_stand_ins(next, one, settings.coded_stand_ins && settings.ratios.any_rotated());
         return next;
     }
@@ -521,7 +521,7 @@ struct prompt_work
             prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
             agreed.settle("prompt::allocate", array<shared_number, 1>{{{"limit in bytes", next.budget}}}, &shared);
         }
-        if (next.whole) { return keep_everything(on, shard.layers * shard.heads, N, shard.layers * spend); }
+        if (next.all_full) { return keep_everything(on, shard.layers * shard.heads, N, shard.layers * spend); }
         if (settings.shared && balances)
         {
             auto const weighed = slice<0>(leverages, 0, settings.leverage_power() > 0 ? N : 0);
@@ -602,14 +602,15 @@ struct prompt_work
         workspace::frame frame{*on.scratch, "prompt::allocate"};
         auto const limits  = scratch_view<index_t>(on, frame, L, H);
         auto const reports = scratch_view<allocation>(on, frame, L, H);
-        bool const real    = frame.ready();
+        bool const executes = frame.ready();
         run(on, copy_rows<B, index_t>{of_one_layer(quotas), of_one_layer(limits)});
-        std::vector<index_t> bytes(real ? static_cast<std::size_t>(L * H) : 0);
+        std::vector<index_t> bytes(executes ? static_cast<std::size_t>(L * H) : 0);
         fetch(on, limits.data_handle(), bytes.data(), L * H);
-        index_t const whole = tokens * costs.bytes[costs.size() - 1];
-        auto const holds    = [&](index_t quota) { return quota >= whole; };
-        next.whole = real && settings.ratios[costs.size() - 1].full() && std::all_of(bytes.begin(), bytes.end(), holds);
-        if (next.whole)
+        index_t const uncompressed = tokens * costs.bytes[costs.size() - 1];
+        auto const holds           = [&](index_t quota) { return quota >= uncompressed; };
+        next.all_full =
+            executes && settings.ratios[costs.size() - 1].full() && std::all_of(bytes.begin(), bytes.end(), holds);
+        if (next.all_full)
         {
             return keep_everything(on, L * H, tokens, std::accumulate(bytes.begin(), bytes.end(), index_t{0}));
         }
@@ -618,7 +619,7 @@ struct prompt_work
             mdkv::allocate(on, as_input(losses_of(l, tokens)), costs, item_of(quotas, l), {.charge = settings.charge},
                 rungs_of(l, tokens), item_of(reports, l));
         }
-        std::vector<allocation> found(real ? static_cast<std::size_t>(L * H) : 0);
+        std::vector<allocation> found(executes ? static_cast<std::size_t>(L * H) : 0);
         fetch(on, reports.data_handle(), found.data(), L * H);
         allocation total;
         for (allocation const& one : found) { add(total, one); }
@@ -677,9 +678,9 @@ struct prompt_work
         auto const made_values = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.values);
         auto const changed     = scratch_view<T>(on, frame, refits ? H : 0, N, one.dims.values);
         auto const later = scratch_view<U>(on, frame, H * shape.group, refits ? fitting + each : 0, one.dims.keys);
-        bool const real        = frame.ready();
+        bool const executes    = frame.ready();
         compress_report result;
-        result.status            = choice.whole ? compress_status::uncompressed : compress_status::compressed;
+        result.status            = choice.all_full ? compress_status::uncompressed : compress_status::compressed;
         result.shape             = one;
         result.budget_bytes      = choice.budget;
         result.window_bytes      = one.window_bytes();
@@ -691,7 +692,7 @@ struct prompt_work
         if constexpr (owner)
         {
             cache.layout = form;
-            if (real)
+            if (executes)
             {
                 made = to.like(form, result.resident_bytes, 0);
                 made.wait();
@@ -701,7 +702,7 @@ struct prompt_work
         else { cache = to; }
         if constexpr (B::memory_space == space::host)
         {
-            for (index_t h = 0; h < H && real; ++h)
+            for (index_t h = 0; h < H && executes; ++h)
             {
                 for (index_t i = 0; i < N; ++i) { ++result.chosen.tokens[chosen(h, i)]; }
             }
@@ -742,11 +743,11 @@ struct prompt_work
         }
         if constexpr (owner)
         {
-            if (real)
+            if (executes)
             {
                 if constexpr (requires { made.fold_limit; }) // a caller's own kind of owner may have none
                 {
-                    index_t const least = settings.shared && !choice.whole ? 0 : choice.budget;
+                    index_t const least = settings.shared && !choice.all_full ? 0 : choice.budget;
                     made.fold_limit     = (std::max)(result.resident_bytes, least);
                 }
                 to = std::move(made);

@@ -131,16 +131,17 @@ struct reader_work
             "\" gives each layer its own limit, which is not served over ranks");
         layer(shape.tokens).expects_valid("reader");
         auto const shard        = number_heads(on, "reader", L * H, L).shard;
-        layer_shape const whole = layer_of_all(shape.tokens, shard);
+        layer_shape const of_all_ranks = layer_of_all(shape.tokens, shard);
         turned_coordinates("reader", shape.encoding, shape.dims.keys);
-        limit_bytes         = options.limit.in_bytes(whole);
-        index_t const least = whole.window_bytes() + shard.heads * costs.channels;
+        limit_bytes         = options.limit.in_bytes(of_all_ranks);
+        index_t const least = of_all_ranks.window_bytes() + shard.heads * costs.channels;
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
-            whole.window, " tokens and the channels; at least ", least, " bytes are needed");
+            of_all_ranks.window, " tokens and the channels; at least ", least, " bytes are needed");
         // A reader makes stand-ins anew, out of uncompressed ones. Where the preset has them in codes, they get half the part.
         index_t const part = settings.stand_in_part * (settings.coded_stand_ins ? 2 : 1);
-        stand_ins          = stand_ins_within(settings.stand_ins, limit_bytes, part, whole.heads, whole.token_bytes());
-        stand_ins          = whole.bytes_of(stand_ins) <= limit_bytes - least ? stand_ins : 0;
+        stand_ins =
+            stand_ins_within(settings.stand_ins, limit_bytes, part, of_all_ranks.heads, of_all_ranks.token_bytes());
+        stand_ins          = of_all_ranks.bytes_of(stand_ins) <= limit_bytes - least ? stand_ins : 0;
         auto const [D, Dv] = shape.dims;
         // Queries that do not score find channels, by a sample of them, and stand-ins.
         index_t const sampled = (std::max)(stand_in_queries, most_sampled / (std::max<index_t>)(shape.group, 1));
@@ -311,7 +312,7 @@ struct reader_work
         workspace::frame frame{*on.scratch, stage};
         auto const first = scratch_view<index_t>(on, frame, L * H + 1);
         auto const rung  = scratch_view<std::uint8_t>(on, frame, M);
-        bool const real  = frame.ready();
+        bool const executes = frame.ready();
         for (index_t l = 0; l < L; ++l)
         {
             run(on, count_slots<T, B>{slots_of(l, W, most), after(first.data_handle(), l * H)}, H);
@@ -362,7 +363,7 @@ struct reader_work
             auto const keys = scratch_view<T>(on, more, weighs() ? H : 0, counted, shape.dims.keys);
             static_cast<void>(more.ready());
             for (index_t l = 0; l < L && weighs() && counts; ++l) { add_chunk(on, l, item_of(grams, l), keys); }
-            if (real)
+            if (executes)
             {
                 wait(on);
                 pending = n;
@@ -371,9 +372,9 @@ struct reader_work
         for (index_t l = 0; l < L; ++l)
         {
             pack_layer(on, l, W, all, last, begin, as_input(first), as_input(rung), chunk_of(l, n));
-            if (real) { progress.of(l) = 0; }
+            if (executes) { progress.of(l) = 0; }
         }
-        if (!real) { return report; }
+        if (!executes) { return report; }
         pending = 0;
         read    = all;
         if (last) { kept.clear(); }
@@ -546,19 +547,19 @@ struct reader_work
         bool const lowers  = rung.extent(0) > 0; // otherwise all tokens keep their rungs
         auto const given   = lowers ? scratch_view<std::uint8_t>(on, frame, H, most) : out_view<std::uint8_t, 2, B>{};
         auto const sources = scratch_view<std::int32_t>(on, frame, H, most + W);
-        bool const real    = frame.ready();
+        bool const executes = frame.ready();
         run(on, pad_rungs<B>{rung, slice<0>(first, l * H, H + 1), given}, lowers ? H : 0);
         B const own        = alone(on);
         auto const numbers = number_heads(own, "reader", H, 0);
         recompress_options<B> const how{.scale = settings.scale, .sources = sources};
         Cache to;
-        if (real) { to = cache(l).like(layout(W), 0, 0); }
+        if (executes) { to = cache(l).like(layout(W), 0, 0); }
         agreement<S> none{own};
         {
             auto job = job_of(own, l, W, tokens, most, numbers, how, directory, false, as_input(given));
             static_cast<void>(job(to, none));
         }
-        if (!real) { return; }
+        if (!executes) { return; }
         if (!last) { to.reserve_tail(options.chunk); }
         index_t slots = 0;
         host_directory<T> const made{on, to.view()};

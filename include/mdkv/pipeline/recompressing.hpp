@@ -124,7 +124,7 @@ struct recompressing
     head_numbers const& numbers;        // the heads among all ranks'
     index_t limit_bytes;                // on all ranks
     stored_slots<T, space::host> slots; // slots by the host's copy of the directory
-    stored_slots<T, S> there;           // slots by the cache's own directory
+    stored_slots<T, S> cache_slots;     // slots by the cache's own directory
     bool chooses        = true;         // false: rungs are `given`, or tokens keep theirs
     index_t most_made   = 0;     // most new stand-ins, of present ones and dropped tokens; 0: the present ones stay
     bool from_behind    = false; // the queries are later than all tokens
@@ -170,19 +170,19 @@ struct recompressing
     out_view<float, 1, B> weights = scratch_view<float>(on, frame, weighs ? queries.extent(1) : 0);
     out_view<std::int64_t, 1, B> sums =
         scratch_view<std::int64_t>(on, frame, index_t{ranks_of(on) == nullptr ? 0 : 3}); ///< over ranks
-    bool real = frame.ready();
+    bool executes = frame.ready();
 
     /// Returns the report; `cache`, the present one or another, is replaced last.
     template <class Cache>
     recompress_report operator()(Cache& cache, agreement<S>& agreed)
     {
-        if (real && agreed.open()) { agreed.settle("recompress", call_numbers()); }
+        if (executes && agreed.open()) { agreed.settle("recompress", call_numbers()); }
         read();
         allocation chosen = everything_kept();
         bool const fits   = chooses ? chosen.token_bytes + chosen.charged_bytes <= chosen.limit : given.extent(0) == 0;
-        if (chooses && (!real || !fits)) { chosen = choose(chosen.limit); }
+        if (chooses && (!executes || !fits)) { chosen = choose(chosen.limit); }
         if (!chooses && !fits) { run(on, copy_rows<B, std::uint8_t>{of_one_layer(given), of_one_layer(rung)}); }
-        run(on, settle_rungs<T, S>{there, rung, carried, fits, counts}, H);
+        run(on, settle_rungs<T, S>{cache_slots, rung, carried, fits, counts}, H);
         run(on, sort_slots<B>{as_input(rung), listed, first}, H);
         replace_stand_ins();
         recompress_report const result = report(chosen);
@@ -191,7 +191,7 @@ struct recompressing
         wait_at_end<B> const over{on};
         cache_view<T, S> to;
         to.layout = slots.layout;
-        if (real)
+        if (executes)
         {
             made = cache.like(slots.layout, result.resident_bytes, cache.tail_capacity());
             if constexpr (requires { cache.fold_limit; }) { made.fold_limit = cache.fold_limit; }
@@ -201,11 +201,11 @@ struct recompressing
         pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
             as_input(key_basis), as_input(value_basis), as_input(channels), as_input(value_means), as_input(rung), to,
             {}, as_input(made_keys), as_input(made_values), as_input(carried),
-            makers > 0 ? entries.data_handle() : there.cache.heads);
-        run(on, carry_over<T, S>{there, to, as_input(listed), as_input(first), as_input(carried),
+            makers > 0 ? entries.data_handle() : cache_slots.cache.heads);
+        run(on, carry_over<T, S>{cache_slots, to, as_input(listed), as_input(first), as_input(carried),
                     options.sources.value_or(out_view<std::int32_t, 2, B>{}),
                     makers > 0 ? dropped.data_handle() : nullptr});
-        if (!real) { return result; }
+        if (!executes) { return result; }
         wait(on); // an error so far is thrown before anything is replaced
         cache = std::move(made);
         return result;
@@ -214,11 +214,12 @@ struct recompressing
     /// Reads the tokens back as vectors, and their channels, which heads without codes get anew.
     void read() const
     {
-        run(on, read_projections<T, S>{there.cache, key_basis, value_basis}, bases);
-        run(on, read_tokens<T, S>{
-                    {there.cache, as_input(key_basis), as_input(value_basis), most_runs(there.cache.layout), M + W},
-                    there, keys, values, window_keys, window_values});
-        run(on, stored_channels<T, U, B>{there, {queries, as_input(keys), channels}, {as_input(values), value_means}},
+        run(on, read_projections<T, S>{cache_slots.cache, key_basis, value_basis}, bases);
+        run(on, read_tokens<T, S>{{cache_slots.cache, as_input(key_basis), as_input(value_basis),
+                                      most_runs(cache_slots.cache.layout), M + W},
+                    cache_slots, keys, values, window_keys, window_values});
+        run(on,
+            stored_channels<T, U, B>{cache_slots, {queries, as_input(keys), channels}, {as_input(values), value_means}},
             coded);
     }
 
@@ -227,7 +228,7 @@ struct recompressing
     {
         if (makers == 0) { return; }
         run(on,
-            gather_dropped<T, S>{there, as_input(rung), all_keys, all_values, marks, dropped.data_handle(),
+            gather_dropped<T, S>{cache_slots, as_input(rung), all_keys, all_values, marks, dropped.data_handle(),
                 old_seeds.data_handle(), tokens_read, entries.data_handle()},
             H);
         index_t const all = M + most_made;
@@ -290,7 +291,7 @@ struct recompressing
         static_cast<void>(losses.ready());
         fill_query_weights(on, weights, options.early_weight, options.question);
         for (index_t h = 0; h < H; ++h) { score_head(h, raw, slice<0>(loss, h, 1)); }
-        run(on, mask_losses<T, S>{there, loss}, H);
+        run(on, mask_losses<T, S>{cache_slots, loss}, H);
     }
 
     /// Scores one head: heads have different numbers of tokens. Losses are pooled within a run.
@@ -350,7 +351,7 @@ struct recompressing
             arena_bytes = lay_out_head<T>(slots.layout, tokens, arena_bytes, entry, slots.cache.heads[h].stand_ins);
         }
         kept.charged_bytes = arena_bytes - fixed - kept.token_bytes;
-        if (real && ranks_of(on) != nullptr) { add_other_ranks(kept); }
+        if (executes && ranks_of(on) != nullptr) { add_other_ranks(kept); }
         return kept;
     }
 
@@ -366,9 +367,9 @@ struct recompressing
         }
         sum_over_ranks(on, sums.data_handle(), 3);
         fetch(on, sums.data_handle(), bytes.data(), 3);
-        layer_shape whole   = shape;
-        whole.heads         = numbers.all;
-        index_t const fixed = whole.window_bytes() + bytes[0];
+        layer_shape of_all_ranks = shape;
+        of_all_ranks.heads       = numbers.all;
+        index_t const fixed      = of_all_ranks.window_bytes() + bytes[0];
         expects(limit_bytes >= fixed, "recompress: a budget of ", limit_bytes, " bytes cannot hold the window of ", W,
             " tokens and the stand-ins of all ranks; at least ", fixed, " bytes are needed");
         kept.limit         = limit_bytes - fixed;
@@ -387,7 +388,7 @@ struct recompressing
                                      * (run_of_head(slots.cache, 0, slots.cache.layout.rungs + 1).tokens
                                          + slots.cache.layout.window - W),
             .chosen                           = chosen};
-        if (!real) { return result; }
+        if (!executes) { return result; }
         std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 2)));
         fetch(on, counts.data_handle(), all.data(), H * (rungs + 2));
         auto& tokens_at = result.chosen.tokens;

@@ -264,12 +264,13 @@ private:
     template <class Out>
     static void emit_tail(Out& out, cache_view<T const, space::host> const& cache, index_t h)
     {
-        stored_run const tail = run_of_head(without_const(cache), h, cache.layout.rungs + 1);
-        index_t const whole   = tail.tokens / tile_tokens * tile_tokens;
-        out.add(tail.keys.begin, whole * tail.keys.token_bytes);
-        for (int c = 0; c < tail.keys.coordinates && whole < tail.tokens; ++c)
+        stored_run const tail     = run_of_head(without_const(cache), h, cache.layout.rungs + 1);
+        index_t const full_tokens = tail.tokens / tile_tokens * tile_tokens;
+        out.add(tail.keys.begin, full_tokens * tail.keys.token_bytes);
+        for (int c = 0; c < tail.keys.coordinates && full_tokens < tail.tokens; ++c)
         {
-            out.add(tail.keys.begin + tail.keys.coordinate(whole, c), (tail.tokens - whole) * tail.keys.unit);
+            out.add(
+                tail.keys.begin + tail.keys.coordinate(full_tokens, c), (tail.tokens - full_tokens) * tail.keys.unit);
         }
         out.add(tail.values.begin, tail.tokens * tail.values.token_bytes);
     }

@@ -184,14 +184,14 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     auto* const summed  = frame.template take<leverage_sum>(ranks == nullptr ? 0 : tokens);
     auto* const widened = frame.template take<float>(tokens);
     detail::sum_pieces<B> of_leverages{{widened, {1, 1, tokens}, {0, 0, 1}}, nullptr};
-    of_leverages.sums = frame.template take<double>(of_leverages.items());
-    double* factors   = frame.template take<double>(tokens);
-    bool const real   = frame.ready();
+    of_leverages.sums   = frame.template take<double>(of_leverages.items());
+    double* factors     = frame.template take<double>(tokens);
+    bool const executes = frame.ready();
     agreed.settle("balance",
         array<detail::shared_number, 4>{{{"losses: number N of tokens", shape[3]}, {"options.depth", options.depth},
             {"options.leverage_power", options.leverage_power}, {"options.reach", options.reach}}});
     run(on, of_layers);
-    if (ranks != nullptr && real)
+    if (ranks != nullptr && executes)
     {
         auto* const words = reinterpret_cast<std::int64_t*>(of_all.sums);
         detail::expects_every_head(on, "balance", numbers, words);
@@ -200,7 +200,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     }
     if (tokens > 0)
     {
-        if (ranks != nullptr && real)
+        if (ranks != nullptr && executes)
         {
             in_view<leverage_sum, 3, B> const own{leverages.data_handle(), {1, 1, tokens}, {tokens, tokens, 1}};
             run(on, detail::copy_rows<B, leverage_sum>{own, {summed, {1, 1, tokens}, {tokens, tokens, 1}}});

@@ -72,14 +72,14 @@ void join_losses(B const& on, char const* stage, agreement<B::memory_space>& agr
     };
     sum_pieces<B> of_first{at_rung_0(first), nullptr};
     sum_pieces<B> of_second{at_rung_0(second), nullptr};
-    of_first.sums      = frame.template take<double>(of_first.items());
-    of_second.sums     = frame.template take<double>(of_second.items());
-    auto const numbers = number_heads(on, "join", shape[0], 0);
-    bool const ranks   = ranks_of(on) != nullptr;
-    index_t const all  = numbers.all * of_first.pieces();
-    auto* const sums   = frame.template take<double>(ranks ? 2 * all + 2 : 0);
-    bool const real    = frame.ready();
-    if (real)
+    of_first.sums       = frame.template take<double>(of_first.items());
+    of_second.sums      = frame.template take<double>(of_second.items());
+    auto const numbers  = number_heads(on, "join", shape[0], 0);
+    bool const ranks    = ranks_of(on) != nullptr;
+    index_t const all   = numbers.all * of_first.pieces();
+    auto* const sums    = frame.template take<double>(ranks ? 2 * all + 2 : 0);
+    bool const executes = frame.ready();
+    if (executes)
     {
         agreed.settle(stage,
             array<shared_number, 3>{
@@ -89,7 +89,7 @@ void join_losses(B const& on, char const* stage, agreement<B::memory_space>& agr
     if (shape[1] == 0) { return; }
     run(on, of_first);
     run(on, of_second);
-    if (ranks && real)
+    if (ranks && executes)
     {
         auto* const words = reinterpret_cast<std::int64_t*>(sums);
         expects_every_head(on, stage, numbers, words);

@@ -155,18 +155,19 @@ struct score_block
     }
 
     /// Sweep one: adds the logits to the states of a head's split, to the exact softmax's only if `exact_needed`. If
-    /// `whole`, all rungs store the block's keys as they are (the window).
-    void add_states(bool exact_needed, bool whole, score_states const& states, index_t of, index_t split) const noexcept
+    /// `exact_keys`, all rungs store the block's keys as they are (the window).
+    void add_states(
+        bool exact_needed, bool exact_keys, score_states const& states, index_t of, index_t split) const noexcept
     {
         int const begin = exact_needed ? 0 : 1;
         for_each_tile([&](index_t t, index_t p) {
             score_tile sums;
             score_tile shown;
-            score_tile const* exact = whole ? &multiply(0, t, p, sums, shown) : nullptr;
+            score_tile const* exact = exact_keys ? &multiply(0, t, p, sums, shown) : nullptr;
             for (int i = begin; i < plan.softmaxes; ++i)
             {
-                score_tile const& logits = whole ? *exact : multiply(i, t, p, sums, shown);
-                if (i == 0 && !whole && plan.more > 0) { std::memcpy(kept_logits(t, p), logits, sizeof logits); }
+                score_tile const& logits = exact_keys ? *exact : multiply(i, t, p, sums, shown);
+                if (i == 0 && !exact_keys && plan.more > 0) { std::memcpy(kept_logits(t, p), logits, sizeof logits); }
                 add_to_state(
                     states.largest(of, split, i) + p * tile::width, states.sum(of, split, i) + p * tile::width, logits);
             }
@@ -210,12 +211,12 @@ struct score_block
             float* const x         = scratch.rotated;
             for (index_t d = 0; plan.rotates && d < dim; ++d) { x[d] = (key[d] - mean[d]) * factor[d]; }
             if (plan.rotates) { hadamard_row(x, dim); }
-            float const whole = plan.rotates ? spread_of(x, dim, factor + 2 * dim) : 0.0F;
+            float const spread = plan.rotates ? spread_of(x, dim, factor + 2 * dim) : 0.0F;
             for (int r = 0; r < plan.count; ++r)
             {
                 score_rung const& u                 = plan.rungs[r];
                 float const* const latents          = scratch.latents + i * plan.key_columns();
-                scratch.spread[r * tile::block + i] = !u.projected ? whole
+                scratch.spread[r * tile::block + i] = !u.projected ? spread
                                                       : !u.quantised()
                                                           ? 0.0F
                                                           : spread_of(latents, u.keys, head.noise + r * plan.groups());

@@ -86,9 +86,9 @@ struct neighbours
             if (first + Lanes <= from.count) { loss[r] = load_lanes<floats>(row); }
             else
             {
-                float there[std::size_t{Lanes}]{};
-                for (int l = 0; first + l < from.count; ++l) { there[l] = row[l]; }
-                loss[r] = load_lanes<floats>(there);
+                float padded[std::size_t{Lanes}]{};
+                for (int l = 0; first + l < from.count; ++l) { padded[l] = row[l]; }
+                loss[r] = load_lanes<floats>(padded);
             }
             zero += loss[r] * 0.0F;
         }

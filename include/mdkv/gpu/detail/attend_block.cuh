@@ -116,11 +116,11 @@ struct attend_block
         int key_columns;
         bool masked; ///< queries of several tokens may not see all of the run, the tail
         attend_copies copies;
-        int tiles; ///< the run's tiles: the first `whole` of them are copied as they are
-        int whole;
-        bool usual;  ///< keys and values have as many coordinates as the block has columns
-        int rounds;  ///< pairs of tiles that each warp takes first
-        int evident; ///< first tiles that are whole and seen by all queries
+        int tiles; ///< the run's tiles: the first `full_tiles` of them are copied as they are
+        int full_tiles;
+        bool fixed_dims;    ///< keys and values have as many coordinates as the block has columns
+        int rounds;         ///< pairs of tiles that each warp takes first
+        int unmasked_tiles; ///< first full tiles that no query's mask cuts
 
         /// The run's coordinates of values among the block's columns.
         [[nodiscard]] __device__ int columns() const
@@ -236,19 +236,19 @@ struct attend_block
         int i           = at.next;
         while (i < runs && at.firsts[static_cast<std::size_t>(i)] == at.ends[static_cast<std::size_t>(i)]) { ++i; }
         device::sync_warp(); // all lanes have read what the first one writes
-        bool const there = i < runs;
-        auto const own   = static_cast<std::size_t>(there ? i : 0);
-        auto const* from = reinterpret_cast<std::byte const*>(&at.runs[own]);
-        auto* const to   = reinterpret_cast<std::byte*>(&at.run);
-        for (int word = device::lane(); there && word < int{sizeof(stored_run)} / 4; word += device::warp_size)
+        bool const in_range = i < runs;
+        auto const own      = static_cast<std::size_t>(in_range ? i : 0);
+        auto const* from    = reinterpret_cast<std::byte const*>(&at.runs[own]);
+        auto* const to      = reinterpret_cast<std::byte*>(&at.run);
+        for (int word = device::lane(); in_range && word < int{sizeof(stored_run)} / 4; word += device::warp_size)
         {
             // unwritten: padding between members, which nobody reads
             device::store(to + 4 * word, device::load<std::uint32_t>(from + 4 * word));
         }
         if (device::lane() == 0)
         {
-            at.first  = there ? at.firsts[own] : 0;
-            at.end    = there ? at.ends[own] : 0;
+            at.first  = in_range ? at.firsts[own] : 0;
+            at.end    = in_range ? at.ends[own] : 0;
             at.next   = i + 1;
             at.masked = at.next == runs && at.sequence->tokens > 1;
         }
@@ -274,8 +274,8 @@ struct attend_block
         {
             index_t const own   = at.head * at.sequence->head_rows + at.first_query + g;
             index_t const token = at.sequence->first_token + own % at.sequence->tokens;
-            bool const there    = g < at.queries;
-            U const* const from = there ? queries.row(own / at.sequence->tokens, token) : nullptr;
+            bool const in_range = g < at.queries;
+            U const* const from = in_range ? queries.row(own / at.sequence->tokens, token) : nullptr;
             for (int d = lane; d < sizes.keys; d += step)
             {
                 float x[at_once];
@@ -283,7 +283,7 @@ struct attend_block
                 for (int j = 0; j < at_once; ++j)
                 {
                     int const c = d + j * device::warp_size;
-                    x[j]        = there && c < sizes.keys ? widen(from[c]) * scale : 0.0F;
+                    x[j]        = in_range && c < sizes.keys ? widen(from[c]) * scale : 0.0F;
                 }
                 MDKV_UNROLL
                 for (int j = 0; j < at_once; ++j)

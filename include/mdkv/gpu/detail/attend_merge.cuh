@@ -126,8 +126,8 @@ template <element T, element U>
                 MDKV_UNROLL
                 for (int i = 0; i < at_once * each; ++i)
                 {
-                    bool const there      = factor[i / each] != 0.0F && i % each * size < chunk;
-                    x[i / each][i % each] = there ? state[i / each * of_slice + column + i % each * size] : 0.0F;
+                    bool const in_range   = factor[i / each] != 0.0F && i % each * size < chunk;
+                    x[i / each][i % each] = in_range ? state[i / each * of_slice + column + i % each * size] : 0.0F;
                 }
                 MDKV_UNROLL
                 for (int i = 0; i < at_once * each; ++i) { sum[i % each] += x[i / each][i % each] * factor[i / each]; }
@@ -185,8 +185,8 @@ template <element T, element U>
                 MDKV_UNROLL
                 for (int k = 0; k < at_once * each; ++k)
                 {
-                    bool const there      = i + k / each < rows;
-                    m[k / each][k % each] = there ? element((i + k / each) * values + columns[k % each]) : 0.0F;
+                    bool const in_range   = i + k / each < rows;
+                    m[k / each][k % each] = in_range ? element((i + k / each) * values + columns[k % each]) : 0.0F;
                 }
                 MDKV_UNROLL
                 for (int k = 0; k < at_once * each; ++k)

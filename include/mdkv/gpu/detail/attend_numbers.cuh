@@ -47,7 +47,7 @@ struct attend_numbers
         int const lane            = device::thread_again() % device::warp_size; // nothing of this is kept in registers
         index_t const begin_token = index_t{tile} * tile_tokens;
         int const width           = stored.width(begin_token); // tokens stored
-        int const there           = values ? count : width;    // tokens read
+        int const readable        = values ? count : width;    // tokens read
         std::byte const* from     = stored.begin + stored.tile(begin_token);
         // Where the unit lies among what is copied: from its beginning, but for plain values, whose rows are put together.
         int row_bytes = stored.token_bytes;
@@ -62,7 +62,7 @@ struct attend_numbers
             else if (values)
             {
                 MDKV_ROLLED
-                for (int t = 0; t < there; ++t)
+                for (int t = 0; t < readable; ++t)
                 {
                     copy_by_warp(lane, from + t * row_bytes + first * 2, n * 2, copy + t * n * 2);
                 }
@@ -84,7 +84,7 @@ struct attend_numbers
                 std::byte* const to = ring
                                       + (values ? rows::smem_offset(true, t, c * 2)
                                                 : rows::smem_offset(false, c / 4, c % 4 * 32 + t * 2));
-                float x = t < there ? widen(mdkv::detail::load_bytes<T>(from + at)) : 0.0F;
+                float x = t < readable ? widen(mdkv::detail::load_bytes<T>(from + at)) : 0.0F;
                 MDKV_UNROLL
                 for (int j = 0; j < rows::element_limbs; ++j)
                 {
@@ -108,7 +108,7 @@ struct attend_numbers
                     int const t          = lane % rows::sixteen;
                     bool const of_scale  = lane < rows::sixteen;
                     auto const* const at = from + (of_scale ? codes.scale(t) : codes.minimum(t));
-                    half const x         = t < there ? mdkv::detail::load_bytes<half>(at) : half{};
+                    half const x         = t < readable ? mdkv::detail::load_bytes<half>(at) : half{};
                     number(lane * 2, x.bits);
                 }
                 int const second = (codes.coordinates + 1) / 2; // coordinate, or byte, of the second half
@@ -122,7 +122,7 @@ struct attend_numbers
                     int const at = values ? (t / 4 * rows::words(codes.coordinates) + c) * 4 + t % 4
                                           : (b / 4 * rows::sixteen + t) * 4 + b % 4;
                     ring[rows::smem_offset(values, begin + rows::codes_begin + at)] =
-                        t < there ? from[codes.code(t, b)] : std::byte{0};
+                        t < readable ? from[codes.code(t, b)] : std::byte{0};
                 }
             }
         }

@@ -45,7 +45,7 @@ inline constexpr int copied_row     = 128;  ///< bytes copied as a row
 inline constexpr int attend_ring    = 8192; ///< bytes of a warp's shared memory: the units that are on their way
 
 /// Tokens of one storage. A unit is what is copied at once: up to `Unit` coordinates of `Tiles` tiles, a tile in shared memory
-/// of its own. `whole` tiles have 16 tokens in rows that allow words and asynchronous copies; others are read number
+/// of its own. Full tiles have 16 tokens in rows that allow words and asynchronous copies; others are read number
 /// by number.
 template <element T, storage Kind, int Tiles = 1,
     int Unit = Kind == storage::plain ? int{quantised_group} : 2 * int{quantised_group}>
@@ -132,7 +132,7 @@ struct attend_rows
         }
     }
 
-    /// Whether whole tiles of a run can be read word by word. `align` is the largest power of two that divides all addresses
+    /// Whether full tiles of a run can be read word by word. `align` is the largest power of two that divides all addresses
     /// and sizes that are copied.
     [[nodiscard]] __device__ static bool regular(run_rows const& keys, run_rows const& values, int align)
     {

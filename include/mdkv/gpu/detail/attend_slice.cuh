@@ -113,16 +113,18 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         if (device::thread() == 0)
         {
             at.copies = attend_units<T, Kind>::copies_of(at.run, at.columns());
-            // Whole tiles are stored as 16 tokens, although the last tokens of a tail may not exist yet.
-            int const stored = static_cast<int>(at.run.keys.stored) / sixteen;
-            int const some   = (at.end + sixteen - 1) / sixteen;
-            at.tiles         = some;
-            at.whole = !rows::regular(at.run.keys, at.run.values, at.copies.align) ? 0 : stored < some ? stored : some;
-            at.evident = at.masked ? 0 : at.end / sixteen < at.whole ? at.end / sixteen : at.whole;
+            // Full tiles are stored as 16 tokens, although the last tokens of a tail may not exist yet.
+            int const stored  = static_cast<int>(at.run.keys.stored) / sixteen;
+            int const some    = (at.end + sixteen - 1) / sixteen;
+            at.tiles          = some;
+            at.full_tiles     = !rows::regular(at.run.keys, at.run.values, at.copies.align) ? 0
+                                : stored < some                                             ? stored
+                                                                                            : some;
+            at.unmasked_tiles = at.masked ? 0 : at.end / sixteen < at.full_tiles ? at.end / sixteen : at.full_tiles;
             // Most models' keys and values have as many coordinates as a block has columns: constants cost no branches.
-            at.usual  = at.run.keys.coordinates == Columns && at.run.values.coordinates == Columns;
-            at.rounds = 0;
-            if (int const tiles = at.evident - at.first / sixteen; rows::coded && at.usual && tiles > 0)
+            at.fixed_dims = at.run.keys.coordinates == Columns && at.run.values.coordinates == Columns;
+            at.rounds     = 0;
+            if (int const tiles = at.unmasked_tiles - at.first / sixteen; rows::coded && at.fixed_dims && tiles > 0)
             {
                 at.rounds = tiles / attend_pairs_stride;
             }
@@ -138,10 +140,10 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         int tile              = at.first / sixteen + at.rounds * attend_pairs_stride + warp;
         std::byte* const ring = mine.ring + warp * attend_ring;
         auto const factor     = device::load<float2>(mine.factor + lane % 4 * 2);
-        attend_units<T, Kind> arriving{lane, at.run, at.copies, at.column_block * Columns, ring, tile, at.whole};
-        if (!rows::coded && at.usual)
+        attend_units<T, Kind> arriving{lane, at.run, at.copies, at.column_block * Columns, ring, tile, at.full_tiles};
+        if (!rows::coded && at.fixed_dims)
         {
-            for (int const end = at.evident; tile < end; tile += attend_warps)
+            for (int const end = at.unmasked_tiles; tile < end; tile += attend_warps)
             {
                 attend_tile<Kind, true>(arriving, tile, lane, factor, all);
             }
@@ -153,7 +155,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         arriving.drain();
     }
 
-    /// Attends the run's whole rounds of pairs of tiles.
+    /// Attends the run's full rounds of pairs of tiles.
     template <storage Kind>
     __device__ void attend_rounds(sums& all) const
     {
@@ -169,7 +171,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         arriving.drain();
     }
 
-    /// Attends a pair of tiles of codes, whole and seen by all queries.
+    /// Attends a pair of full, unmasked tiles of codes.
     template <storage Kind>
     __device__ void attend_pair(attend_pairs<T, Kind, Columns>& arriving, int lane, sums& all) const
     {
@@ -209,8 +211,8 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         }
     }
 
-    /// Attends one tile. `Evident` tiles are whole and seen by all queries.
-    template <storage Kind, bool Evident>
+    /// Attends one tile. `Unmasked` tiles are full, and all queries see them.
+    template <storage Kind, bool Unmasked>
     __device__ void attend_tile(attend_units<T, Kind>& arriving, int tile, int lane, float2 factor, sums& all) const
     {
         using rows                = attend_rows<T, Kind>;
@@ -218,17 +220,17 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         constexpr int unit_groups = (unit < Columns ? unit : Columns) / group_size;
         scratch const mine        = shared();
         work const& at            = *mine.at;
-        int const keys            = Evident ? Columns : at.run.keys.coordinates;
-        int const values          = Evident ? Columns : at.columns();
-        bool is_whole             = true;
+        int const keys            = Unmasked ? Columns : at.run.keys.coordinates;
+        int const values          = Unmasked ? Columns : at.columns();
+        bool is_full              = true;
         int count                 = sixteen;
-        if (!Evident && tile >= at.evident)
+        if (!Unmasked && tile >= at.unmasked_tiles)
         {
-            is_whole = tile < at.whole;
-            count    = tile * sixteen + sixteen <= at.end ? sixteen : at.end - tile * sixteen;
+            is_full = tile < at.full_tiles;
+            count   = tile * sixteen + sixteen <= at.end ? sixteen : at.end - tile * sixteen;
         }
         auto const next = [&](bool of_values, int first, int n) -> std::byte* {
-            if (is_whole) { return arriving.next(); }
+            if (is_full) { return arriving.next(); }
             device::sync_warp(); // all lanes have read what was here
             std::byte* const ring = mine.ring + device::thread_again() / device::warp_size * attend_ring;
             attend_numbers<T, Kind>{of_values ? at.run.values : at.run.keys, tile, count, n, first}.write(
@@ -246,7 +248,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             q += rows::steps(unit) * rows::query_fragments * device::warp_size;
             query_sums += unit / group_size * attend_queries;
         }
-        if (!Evident && tile >= at.evident) { hide<Kind>(tile, count, x[0]); }
+        if (!Unmasked && tile >= at.unmasked_tiles) { hide<Kind>(tile, count, x[0]); }
         all.soften(x, factor);
         std::uint32_t w[std::size_t{rows::weight_limbs}][2];
         if constexpr (!rows::coded) { transposed<typename rows::limb, rows::weight_limbs>(x[0], w); }
@@ -258,7 +260,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             std::byte* const now = next(true, at.column_block * Columns + v * unit, n);
             if constexpr (!rows::coded)
             {
-                if (is_whole && count < sixteen)
+                if (is_full && count < sixteen)
                 {
                     rows::clear(now, count * rows::plain_step, sixteen * rows::plain_step);
                 }

@@ -1,4 +1,4 @@
-/// \file attend_units.cuh: the units of a warp's whole tiles on their way to its shared memory (arXiv 2603.20616, section 5).
+/// \file attend_units.cuh: the units of a warp's full tiles on their way to its shared memory (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/cache.hpp>
@@ -14,10 +14,10 @@
 namespace MDKV_NAMESPACE::gpu::kernels
 {
 
-/// Begins to copy n bytes, at most `Size`, or exactly as many if `Whole`, `Bytes` at a time, in rows of 128 bytes to their
+/// Begins to copy n bytes, at most `Size`, or exactly as many if `Exact`, `Bytes` at a time, in rows of 128 bytes to their
 /// `smem_offset`. If `step` is not 0, they are the first n bytes of each of 16 rows that are `step` bytes apart, and Size is
 /// 128.
-template <class Rows, bool Values, int Bytes, int Size, bool Whole>
+template <class Rows, bool Values, int Bytes, int Size, bool Exact>
 __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int step, int n, std::byte* to)
 {
     constexpr int lanes   = 8; // lanes that copy a row
@@ -34,15 +34,15 @@ __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int s
     for (int j = 0; j < rows; j += at_once)
     {
         auto const before = [](int i) { return apart == 1 ? i : i / 8 * 8 + i / 4 % 2; }; // the first lane's row
-        bool const last   = Whole && j + at_once > rows; // one row is left, for eight lanes
+        bool const last   = Exact && j + at_once > rows; // one row is left, for eight lanes
         int const row     = last ? j : first + before(j);
         MDKV_UNROLL
         for (int i = 0; i < copied_row; i += lanes * Bytes)
         {
-            bool const there = !Whole ? (step == 0 ? row * copied_row : 0) + at + i < n
-                               : last ? first == 0 && (Size % copied_row == 0 || at + i < Size % copied_row)
-                                      : true;
-            if (there) { device::copy_async<Bytes>(to + Rows::smem_offset(Values, row, at + i), from + i); }
+            bool const in_range = !Exact ? (step == 0 ? row * copied_row : 0) + at + i < n
+                                  : last ? first == 0 && (Size % copied_row == 0 || at + i < Size % copied_row)
+                                         : true;
+            if (in_range) { device::copy_async<Bytes>(to + Rows::smem_offset(Values, row, at + i), from + i); }
         }
         from += (before(j + at_once) - before(j)) * between;
     }

@@ -31,17 +31,17 @@ struct rotated_group
             x[i] = (from[i * step] - mean[i]) * (factor == nullptr ? 1.0F : factor[i]);
         }
         mdkv::detail::hadamard_registers(x);
-        float spoilt = 0;
+        float poison = 0;
         MDKV_UNROLL
         for (int i = 0; i < size; ++i)
         {
             x[i] *= mdkv::detail::hadamard_factor(size);
             least   = i == 0 ? x[0] : mdkv::detail::smaller(x[i], least);
             largest = i == 0 ? x[0] : mdkv::detail::larger(x[i], largest);
-            spoilt += x[i] * 0.0F;
+            poison += x[i] * 0.0F;
         }
-        least += spoilt;
-        largest += spoilt;
+        least += poison;
+        largest += poison;
     }
 
     [[nodiscard]] __device__ __forceinline__ float range() const { return largest - least; }

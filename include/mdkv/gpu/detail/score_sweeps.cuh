@@ -156,9 +156,9 @@ private:
         }
     }
 
-    /// Adds a tile's logits to the states. If `whole`, all rungs store the tile's keys as they are (the window).
+    /// Adds a tile's logits to the states. If `exact_keys`, all rungs store the tile's keys as they are (the window).
     __device__ void add_tile(
-        detail::score_block const& block, index_t split, index_t first, int count, bool whole) const
+        detail::score_block const& block, index_t split, index_t first, int count, bool exact_keys) const
     {
         index_t const own = split * tiling.token_warps() + device::warp() % tiling.token_warps();
         for (int p = tiling.share(); p * detail::score_panel < plan.rows; p += tiling.shares())
@@ -166,9 +166,9 @@ private:
             int const row         = p * detail::score_panel + block.row;
             unsigned const hidden = block.hidden(first, count, row);
             detail::score_products logits;
-            for (int i = exact || whole ? 0 : 1; i < plan.softmaxes; ++i)
+            for (int i = exact || exact_keys ? 0 : 1; i < plan.softmaxes; ++i)
             {
-                if (i == 0 || !whole) { block.template multiply<T>(logits, i, p); }
+                if (i == 0 || !exact_keys) { block.template multiply<T>(logits, i, p); }
                 if (i == 0 && !exact) { continue; }
                 detail::add_to_state(states.largest(block.head, own, i) + row, plan.rows, logits, hidden);
             }
