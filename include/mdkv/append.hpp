@@ -47,43 +47,43 @@ struct append_token
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         bool const one      = at_once();
-        index_t const at    = *cache.appended;
-        index_t const room  = cache.tail_capacity - at;
+        index_t const appended = *cache.appended;
+        index_t const room     = cache.tail_capacity - appended;
         index_t const all   = keys.extent(1) < room ? keys.extent(1) : room;
         index_t const first = one ? 0 : item / tiles();
         index_t const last  = one ? cache.layout.heads - 1 : first;
-        index_t const tile  = item % tiles() * tile_tokens - at % tile_tokens; // in tokens from the first one on
+        index_t const tile  = item % tiles() * tile_tokens - appended % tile_tokens; // in tokens from the first one on
         index_t const begin = one || tile < 0 ? 0 : tile;
         index_t const end   = one || tile + tile_tokens >= all ? all : tile + tile_tokens;
-        copy(t, keys, first, last, at, begin, end, false);
-        copy(t, values, first, last, at, begin, end, true);
+        copy(t, keys, first, last, appended, begin, end, false);
+        copy(t, values, first, last, appended, begin, end, true);
         if (!one) { return; }
         t.sync();
-        if (t.rank() == 0) { *cache.appended = at + keys.extent(1); }
+        if (t.rank() == 0) { *cache.appended = appended + keys.extent(1); }
     }
 
 private:
-    /// Copies tokens begin ... end - 1 of heads first ... last; token 0 becomes token `at` of the tail. Thread
+    /// Copies tokens begin ... end - 1 of heads first ... last; token 0 becomes token `appended` of the tail. Thread
     /// order follows memory order: for keys the next member takes the next token, for values the next coordinates.
     template <team Team>
-    MDKV_HD void copy(Team const& t, in_view<U, 3, B> const& rows, index_t first, index_t last, index_t at,
+    MDKV_HD void copy(Team const& t, in_view<U, 3, B> const& rows, index_t first, index_t last, index_t appended,
         index_t begin, index_t end, bool of_values) const
     {
         constexpr int most = Team::lanes > 1 ? Team::lanes : 16 / static_cast<int>(sizeof(T));
         auto const dim     = static_cast<int>(rows.extent(2));
         int const vectors  = (dim + most - 1) / most;
         auto const tokens  = static_cast<int>(begin < end ? end - begin : 0);
-        auto const mine    = share_rows(t, index_t{tokens} * vectors);
-        for (index_t h = first + mine.row; h <= last; h += mine.rows)
+        auto const share   = share_rows(t, index_t{tokens} * vectors);
+        for (index_t h = first + share.row; h <= last; h += share.rows)
         {
             run_rows const tail = run_of_head(cache, h, cache.layout.rungs + 1).rows(of_values);
-            for (auto i = static_cast<int>(mine.column); i < tokens * vectors; i += members(t))
+            for (auto i = static_cast<int>(share.column); i < tokens * vectors; i += members(t))
             {
                 index_t const token = begin + (of_values ? i / vectors : i % tokens);
                 int const d         = (of_values ? i % vectors : i / tokens) * most;
                 U const* const from = rows.row(h, token) + d;
-                std::byte* const to = tail.begin + tail.coordinate(at + token, d);
-                index_t const step  = tail.step(at + token);
+                std::byte* const to = tail.begin + tail.coordinate(appended + token, d);
+                index_t const step  = tail.step(appended + token);
                 copy_vector<most>(from, dim - d < most ? dim - d : most, to, step);
             }
         }

@@ -60,28 +60,28 @@ private:
         index_t const dim = of.extent(2);
         index_t const n   = seed_slots(h, j) < 0 ? 0 : of.extent(1);
         carver cut        = t.scratch();
-        scratch const mine{cut, dim};
+        scratch const memory{cut, dim};
         double total = 0;
-        for (index_t d = t.rank(); d < dim; d += t.size()) { mine.sums[d] = 0; }
+        for (index_t d = t.rank(); d < dim; d += t.size()) { memory.sums[d] = 0; }
         for (int pass = 0; pass < 2 && total == 0; ++pass)
         {
             for (index_t first = 0; first < n; first += stretch)
             {
-                int const listed = list(t, mine, h, j, first, n - first < stretch ? n : first + stretch, pass > 0);
-                for (int k = 0; k < listed; ++k) { total += mine.weight[k]; }
-                add(t, mine, of, h, listed);
+                int const listed = list(t, memory, h, j, first, n - first < stretch ? n : first + stretch, pass > 0);
+                for (int k = 0; k < listed; ++k) { total += memory.weight[k]; }
+                add(t, memory, of, h, listed);
             }
         }
         for (index_t d = t.rank(); d < dim; d += t.size())
         {
-            to[d] = n == 0 ? 0.0F : static_cast<float>(mine.sums[d] / total);
+            to[d] = n == 0 ? 0.0F : static_cast<float>(memory.sums[d] / total);
         }
     }
 
     /// Lists the cluster's tokens of [begin, end) that have a weight, and returns their number.
     template <team Team>
     MDKV_HD int list(
-        Team const& t, scratch const& mine, index_t h, index_t j, index_t begin, index_t end, bool uniformly) const
+        Team const& t, scratch const& memory, index_t h, index_t j, index_t begin, index_t end, bool uniformly) const
     {
         index_t const each = (end - begin + t.size() - 1) / t.size();
         index_t const from = begin + t.rank() * each;
@@ -97,43 +97,43 @@ private:
         {
             double const w = weight(from + i);
             if (w == 0) { continue; }
-            mine.token[at]    = static_cast<std::int32_t>(from + i);
-            mine.weight[at++] = w;
+            memory.token[at]    = static_cast<std::int32_t>(from + i);
+            memory.weight[at++] = w;
         }
         t.sync();
         return all.total;
     }
 
     template <team Team>
-    MDKV_HD void add(Team const& t, scratch const& mine, in_view<T, 3, B> const& of, index_t h, int listed) const
+    MDKV_HD void add(Team const& t, scratch const& memory, in_view<T, 3, B> const& of, index_t h, int listed) const
     {
         constexpr int lanes = Team::lanes;
         index_t const dim   = of.extent(2);
         index_t const whole = dim / lanes * lanes;
         for (index_t d = t.rank() * lanes; d < whole; d += t.size() * lanes)
         {
-            add_lanes<lanes>(t, mine, of, h, listed, d);
+            add_lanes<lanes>(t, memory, of, h, listed, d);
         }
         if constexpr (lanes > 1)
         {
-            for (index_t d = whole; d < dim; ++d) { add_lanes<1>(t, mine, of, h, listed, d); }
+            for (index_t d = whole; d < dim; ++d) { add_lanes<1>(t, memory, of, h, listed, d); }
         }
     }
 
     /// Adds coordinates d, d + 1, ... of the listed tokens.
     template <int Lanes, team Team>
     MDKV_HD void add_lanes(
-        Team const& t, scratch const& mine, in_view<T, 3, B> const& of, index_t h, int listed, index_t d) const
+        Team const& t, scratch const& memory, in_view<T, 3, B> const& of, index_t h, int listed, index_t d) const
     {
         double sum[std::size_t{Lanes}];
-        for (int l = 0; l < Lanes; ++l) { sum[l] = mine.sums[d + l]; }
+        for (int l = 0; l < Lanes; ++l) { sum[l] = memory.sums[d + l]; }
         for (int k = 0; k < listed; ++k)
         {
             float x[std::size_t{Lanes}];
-            widen_lanes(t, of.row(h, mine.token[k]) + d, x);
-            for (int l = 0; l < Lanes; ++l) { sum[l] += mine.weight[k] * double{x[l]}; }
+            widen_lanes(t, of.row(h, memory.token[k]) + d, x);
+            for (int l = 0; l < Lanes; ++l) { sum[l] += memory.weight[k] * double{x[l]}; }
         }
-        for (int l = 0; l < Lanes; ++l) { mine.sums[d + l] = sum[l]; }
+        for (int l = 0; l < Lanes; ++l) { memory.sums[d + l] = sum[l]; }
     }
 };
 

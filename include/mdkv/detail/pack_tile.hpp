@@ -52,8 +52,8 @@ struct pack_tiles
     {
         walk(
             t, item,
-            [&](scratch const& mine, tile_ref const& at) {
-                if (!all_carried(at)) { write_tile(t, mine, at); }
+            [&](scratch const& memory, tile_ref const& ref) {
+                if (!all_carried(ref)) { write_tile(t, memory, ref); }
             },
             [&](index_t h) { write_projections(t, h); });
     }
@@ -77,99 +77,103 @@ private:
         }
     }
 
-    [[nodiscard]] MDKV_HD bool all_carried(tile_ref const& at) const
+    [[nodiscard]] MDKV_HD bool all_carried(tile_ref const& ref) const
     {
-        if (carried.empty() || at.r == walk.cache.layout.rungs) { return false; }
-        index_t const begin = first(at.h, static_cast<index_t>(at.r)) + at.first;
+        if (carried.empty() || ref.r == walk.cache.layout.rungs) { return false; }
+        index_t const begin = first(ref.h, static_cast<index_t>(ref.r)) + ref.first;
         int tokens          = 0;
         index_t const slots =
-            slots_of_head(walk.cache, at.h, at.r).tokens - at.first; // the tile's others are stand-ins
-        while (tokens < at.count && tokens < slots && carried(at.h, positions(at.h, begin + tokens)) != 0) { ++tokens; }
-        return tokens == at.count;
+            slots_of_head(walk.cache, ref.h, ref.r).tokens - ref.first; // the tile's others are stand-ins
+        while (tokens < ref.count && tokens < slots && carried(ref.h, positions(ref.h, begin + tokens)) != 0)
+        {
+            ++tokens;
+        }
+        return tokens == ref.count;
     }
 
     template <team Team>
-    MDKV_HD void write_tile(Team const& t, scratch const& mine, tile_ref const& at) const
+    MDKV_HD void write_tile(Team const& t, scratch const& memory, tile_ref const& ref) const
     {
         auto const dim =
-            static_cast<int>(at.rows.by_token ? walk.cache.layout.dims.values : walk.cache.layout.dims.keys);
+            static_cast<int>(ref.rows.by_token ? walk.cache.layout.dims.values : walk.cache.layout.dims.keys);
         t.sync(); // the tile before may still be read
         for (index_t i = t.rank(); i < tile; i += t.size())
         {
-            mine.rows[i] = row_of(at, at.first + (i < at.count ? i : at.count - 1));
+            memory.rows[i] = row_of(ref, ref.first + (i < ref.count ? i : ref.count - 1));
 #if !defined(__CUDA_ARCH__) // the rows of a tile lie anywhere: a thread prefetches all before it reads the first
-            for (int c = 0; c < dim; c += 64 / int{sizeof(T)}) { __builtin_prefetch(mine.rows[i] + c); }
+            for (int c = 0; c < dim; c += 64 / int{sizeof(T)}) { __builtin_prefetch(memory.rows[i] + c); }
 #endif
         }
         t.sync();
-        if (at.r == walk.cache.layout.rungs) { return copy_exact(t, mine, at); }
-        bool const in_basis = at.basis == run_basis::projected;
-        if (in_basis) { load(t, mine, 0, dim, mine.columns); }
-        for (int c = 0; c < at.rows.coordinates; c += at_once)
+        if (ref.r == walk.cache.layout.rungs) { return copy_exact(t, memory, ref); }
+        bool const in_basis = ref.basis == run_basis::projected;
+        if (in_basis) { load(t, memory, 0, dim, memory.columns); }
+        for (int c = 0; c < ref.rows.coordinates; c += at_once)
         {
-            int const n = at.rows.coordinates - c < at_once ? at.rows.coordinates - c : at_once;
-            if (in_basis) { project(t, mine, at, c, n, dim); }
-            else { load(t, mine, c, n, mine.x); }
-            if (at.rows.kind == storage::plain) { write_elements(t, mine, at, c, n); }
-            else { write_codes(t, mine, at, c, n); }
+            int const n = ref.rows.coordinates - c < at_once ? ref.rows.coordinates - c : at_once;
+            if (in_basis) { project(t, memory, ref, c, n, dim); }
+            else { load(t, memory, c, n, memory.x); }
+            if (ref.rows.kind == storage::plain) { write_elements(t, memory, ref, c, n); }
+            else { write_codes(t, memory, ref, c, n); }
         }
     }
 
     /// Token i of the run, where the caller keeps it.
-    [[nodiscard]] MDKV_HD T const* row_of(tile_ref const& at, index_t i) const
+    [[nodiscard]] MDKV_HD T const* row_of(tile_ref const& ref, index_t i) const
     {
         cache_layout const& layout = walk.cache.layout;
-        index_t const slots        = slots_of_head(walk.cache, at.h, at.r).tokens;
-        index_t const window       = at.r == layout.rungs ? slots - layout.window : slots;
-        if (i >= slots) { return (at.rows.by_token ? stand_in_values : stand_in_keys).row(at.h, i - slots); }
-        if (i >= window) { return (at.rows.by_token ? window_values : window_keys).row(at.h, i - window); }
-        auto const r = static_cast<index_t>(at.r == layout.rungs ? layout.full_rung : at.r);
-        return (at.rows.by_token ? values : keys).row(at.h, positions(at.h, first(at.h, r) + i));
+        index_t const slots        = slots_of_head(walk.cache, ref.h, ref.r).tokens;
+        index_t const window       = ref.r == layout.rungs ? slots - layout.window : slots;
+        if (i >= slots) { return (ref.rows.by_token ? stand_in_values : stand_in_keys).row(ref.h, i - slots); }
+        if (i >= window) { return (ref.rows.by_token ? window_values : window_keys).row(ref.h, i - window); }
+        auto const r = static_cast<index_t>(ref.r == layout.rungs ? layout.full_rung : ref.r);
+        return (ref.rows.by_token ? values : keys).row(ref.h, positions(ref.h, first(ref.h, r) + i));
     }
 
     template <team Team>
-    MDKV_HD static void copy_exact(Team const& t, scratch const& mine, tile_ref const& at)
+    MDKV_HD static void copy_exact(Team const& t, scratch const& memory, tile_ref const& ref)
     {
-        std::byte* const to = at.rows.begin + at.rows.coordinate(at.first, 0);
-        for (int i = 0; at.rows.by_token && i < at.count; ++i)
+        std::byte* const to = ref.rows.begin + ref.rows.coordinate(ref.first, 0);
+        for (int i = 0; ref.rows.by_token && i < ref.count; ++i)
         {
-            copy_bytes(
-                t, reinterpret_cast<std::byte const*>(mine.rows[i]), to + i * at.rows.token_bytes, at.rows.token_bytes);
+            copy_bytes(t, reinterpret_cast<std::byte const*>(memory.rows[i]), to + i * ref.rows.token_bytes,
+                ref.rows.token_bytes);
         }
-        if (at.rows.by_token) { return; }
-        int const step = at.rows.step(at.first);
-        for_tokens(t, at.count, at.rows.coordinates,
-            [&](int i, int c) { store_at(to + c * step + i * at.rows.unit, load_at<T>(mine.rows[i] + c)); });
+        if (ref.rows.by_token) { return; }
+        int const step = ref.rows.step(ref.first);
+        for_tokens(t, ref.count, ref.rows.coordinates,
+            [&](int i, int c) { store_at(to + c * step + i * ref.rows.unit, load_at<T>(memory.rows[i] + c)); });
     }
 
     /// to[c][i] = row[i][from + c] for c < n and all of the tile's tokens.
     template <team Team>
-    MDKV_OUTLINE MDKV_HD static void load(Team const& t, scratch const& mine, int from, int n, float* to)
+    MDKV_OUTLINE MDKV_HD static void load(Team const& t, scratch const& memory, int from, int n, float* to)
     {
         t.sync(); // `to` may still be read
-        widen_columns(t, tile, n, [&](int i) { return mine.rows[i] + from; }, to);
+        widen_columns(
+            t, tile, n, [&](int i) { return memory.rows[i] + from; }, to);
         t.sync();
     }
 
     /// x[j][i] = sum over d, ascending, of columns[d][i] * basis[c + j][d] for j < n.
     template <team Team>
-    MDKV_HD void project(Team const& t, scratch const& mine, tile_ref const& at, int c, int n, int dim) const
+    MDKV_HD void project(Team const& t, scratch const& memory, tile_ref const& ref, int c, int n, int dim) const
     {
         constexpr int lanes = Team::lanes;
         constexpr int vectors = tile / lanes; // vectors of a column
-        auto const& basis   = at.rows.by_token ? walk.value_basis : walk.key_basis;
+        auto const& basis     = ref.rows.by_token ? walk.value_basis : walk.key_basis;
         t.sync(); // x may still be read
         for (int i = member(t); i < (n + sums - 1) / sums * vectors; i += members(t))
         {
             int const j               = i / vectors * sums;
-            float const* const column = mine.columns + i % vectors * lanes;
+            float const* const column = memory.columns + i % vectors * lanes;
             float const* direction[sums]{};
-            for (int k = 0; k < sums; ++k) { direction[k] = basis.row(at.h, c + (j + k < n ? j + k : j)); }
+            for (int k = 0; k < sums; ++k) { direction[k] = basis.row(ref.h, c + (j + k < n ? j + k : j)); }
             float sum[sums][std::size_t{lanes}];
             column_products(t, direction, column, dim, sum);
             for (int k = 0; k < sums && j + k < n; ++k)
             {
-                for (int l = 0; l < lanes; ++l) { mine.x[(j + k) * tile + i % vectors * lanes + l] = sum[k][l]; }
+                for (int l = 0; l < lanes; ++l) { memory.x[(j + k) * tile + i % vectors * lanes + l] = sum[k][l]; }
             }
         }
         t.sync();
@@ -182,9 +186,9 @@ private:
         int token;
 
         template <team Team>
-        MDKV_HD cell(Team const&, tile_ref const& at, int i, int rows)
-            : row{Team::lanes == 1 && at.rows.by_token ? i % rows : i / tile}
-            , token{Team::lanes == 1 && at.rows.by_token ? i / rows : i % tile}
+        MDKV_HD cell(Team const&, tile_ref const& ref, int i, int rows)
+            : row{Team::lanes == 1 && ref.rows.by_token ? i % rows : i / tile}
+            , token{Team::lanes == 1 && ref.rows.by_token ? i / rows : i % tile}
         {}
     };
 
@@ -204,66 +208,67 @@ private:
     /// n plain coordinates from c on.
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void write_elements(
-        Team const& t, scratch const& mine, tile_ref const& at, int c, int n)
+        Team const& t, scratch const& memory, tile_ref const& ref, int c, int n)
     {
         constexpr int lanes = Team::lanes;
-        std::byte* const to = at.rows.begin + at.rows.coordinate(at.first, c);
-        int const apart     = at.rows.by_token ? at.rows.token_bytes : at.rows.unit; // bytes from token to token
+        std::byte* const to = ref.rows.begin + ref.rows.coordinate(ref.first, c);
+        int const apart     = ref.rows.by_token ? ref.rows.token_bytes : ref.rows.unit; // bytes from token to token
         for (int i = member(t) * lanes; i < n * tile; i += members(t) * lanes)
         {
-            cell const from{t, at, i, n};
-            float const* const x = mine.x + from.row * tile + from.token;
+            cell const from{t, ref, i, n};
+            float const* const x = memory.x + from.row * tile + from.token;
             T line[std::size_t{lanes}];
             for (int l = 0; l < lanes; ++l) { line[l] = narrow<T>(x[l]); }
-            put(line, at.count - from.token, to + from.row * at.rows.step(at.first) + from.token * apart, apart);
+            put(line, ref.count - from.token, to + from.row * ref.rows.step(ref.first) + from.token * apart, apart);
         }
     }
 
     /// The group of n coordinates from c on.
     template <team Team>
-    MDKV_OUTLINE MDKV_HD static void write_codes(Team const& t, scratch const& mine, tile_ref const& at, int c, int n)
+    MDKV_OUTLINE MDKV_HD static void write_codes(
+        Team const& t, scratch const& memory, tile_ref const& ref, int c, int n)
     {
         constexpr int lanes     = Team::register_lanes;
         using floats            = lane_floats<lanes>;
-        storage const kind      = at.rows.kind;
-        coded_group const group = at.rows.group(at.first, c / at_once);
-        std::byte* const to     = at.rows.begin + at.rows.tile(at.first);
+        storage const kind      = ref.rows.kind;
+        coded_group const group = ref.rows.group(ref.first, c / at_once);
+        std::byte* const to     = ref.rows.begin + ref.rows.tile(ref.first);
         auto const most         = static_cast<float>(most_code(kind));
-        if (at.basis == run_basis::rotated)
+        if (ref.basis == run_basis::rotated)
         {
             for_coordinates(t, n, [&](int j, int i) {
-                floats const centred = load_lanes<floats>(mine.x + j * tile + i) - mine.mean[c + j];
-                store_lanes(mine.x + j * tile + i, centred * mine.factor[c + j]);
+                floats const centred = load_lanes<floats>(memory.x + j * tile + i) - memory.mean[c + j];
+                store_lanes(memory.x + j * tile + i, centred * memory.factor[c + j]);
             });
             t.sync();
-            hadamard_by_team<tile>(t, mine.x, n);
+            hadamard_by_team<tile>(t, memory.x, n);
         }
         for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
         {
-            quantiser<lanes> const q = column_bounds<lanes>{mine.x + i, n, tile}.fitted(kind);
-            store_lanes(mine.minimum + i, q.minimum);
-            store_lanes(mine.scale + i, q.inverse);
+            quantiser<lanes> const q = column_bounds<lanes>{memory.x + i, n, tile}.fitted(kind);
+            store_lanes(memory.minimum + i, q.minimum);
+            store_lanes(memory.scale + i, q.inverse);
             float scale[std::size_t{lanes}];
             store_lanes(scale, q.scale);
-            for (int l = 0; l < lanes && i + l < at.count; ++l)
+            for (int l = 0; l < lanes && i + l < ref.count; ++l)
             {
                 store_at(to + group.scale(i + l), narrow<half>(scale[l]));
-                store_at(to + group.minimum(i + l), narrow<half>(mine.minimum[i + l]));
+                store_at(to + group.minimum(i + l), narrow<half>(memory.minimum[i + l]));
             }
         }
         t.sync();
         for (int i = member(t) * lanes; i < group.bytes * tile; i += members(t) * lanes)
         {
             quantiser<lanes> q;
-            q.minimum       = load_lanes<floats>(mine.minimum + i % tile);
-            q.inverse       = load_lanes<floats>(mine.scale + i % tile);
-            floats code     = q.codes(load_lanes<floats>(mine.x + i), most);
+            q.minimum       = load_lanes<floats>(memory.minimum + i % tile);
+            q.inverse       = load_lanes<floats>(memory.scale + i % tile);
+            floats code     = q.codes(load_lanes<floats>(memory.x + i), most);
             int const other = i + group.bytes * tile; // for 4 bits, the code in the byte's upper half
             if (kind == storage::int4 && other < n * tile)
             {
-                code += 16.0F * q.codes(load_lanes<floats>(mine.x + other), most);
+                code += 16.0F * q.codes(load_lanes<floats>(memory.x + other), most);
             }
-            store_lanes(mine.x + i, code);
+            store_lanes(memory.x + i, code);
         }
         t.sync();
         for_codes(t, group, [&](int byte, int start, int step, auto count) {
@@ -271,7 +276,7 @@ private:
             std::uint32_t word  = 0;
             for (int k = 0; k < bytes; ++k)
             {
-                word |= static_cast<std::uint32_t>(static_cast<int>(mine.x[start + k * step])) << 8 * k;
+                word |= static_cast<std::uint32_t>(static_cast<int>(memory.x[start + k * step])) << 8 * k;
             }
             if constexpr (bytes == 4) { store_at(to + group.codes + byte, word); }
             else { __builtin_memcpy(to + group.codes + byte, &word, bytes); }

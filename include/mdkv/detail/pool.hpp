@@ -126,12 +126,12 @@ struct pool_fading
         constexpr int blocks = Team::lanes == 1 ? 1 : 8; // blocks of a member at once
         constexpr int some   = blocks * block;
         // The loss faded to each block's last token, then the one that fades into the block.
-        carver cut          = t.scratch();
-        float* const border = cut.take<float>(t.size() * blocks);
-        double* const ends  = cut.take<double>((t.size() * blocks + span - 1) / span);
-        float* const mine   = border + t.rank() * blocks;
-        index_t const n     = loss.extent(2);
-        double carried      = double{none}; // only the first member's value counts
+        carver cut           = t.scratch();
+        float* const border  = cut.take<float>(t.size() * blocks);
+        double* const ends   = cut.take<double>((t.size() * blocks + span - 1) / span);
+        float* const borders = border + t.rank() * blocks;
+        index_t const n      = loss.extent(2);
+        double carried       = double{none}; // only the first member's value counts
         for (index_t first = 0; first < n; first += t.size() * some)
         {
             index_t const begin     = first + t.rank() * some;
@@ -153,7 +153,7 @@ struct pool_fading
             fade<some>(near, far, 4, steps[2]);
             fade<some>(far, near, 8, steps[3]);
             t.sync(); // the last borders may still be read
-            for (int b = 0; b < blocks; ++b) { mine[b] = near[block * (b + 2) - 1]; }
+            for (int b = 0; b < blocks; ++b) { borders[b] = near[block * (b + 2) - 1]; }
             t.sync();
             index_t const left = (n - first + block - 1) / block;
             carry(t, border, left < t.size() * blocks ? static_cast<int>(left) : static_cast<int>(t.size() * blocks),
@@ -161,7 +161,7 @@ struct pool_fading
             t.sync();
             for (int b = 0; b < blocks; ++b)
             {
-                for (int l = 0; l < block; ++l) { far[b * block + l] = past[l] * mine[b]; }
+                for (int l = 0; l < block; ++l) { far[b * block + l] = past[l] * borders[b]; }
             }
             for (int l = 0; l < some; ++l) { far[l] = larger_or_nan(near[block + l], far[l]); }
             for (int l = 0; l < end; ++l)
@@ -187,8 +187,8 @@ struct pool_fading
             return;
         }
         int const begin = member(t) * span;
-        int const own   = count - begin < span ? count - begin : span;
-        if (own > 0) { ends[t.rank()] = carry_over<false>(border + begin, own, double{none}); }
+        int const size  = count - begin < span ? count - begin : span;
+        if (size > 0) { ends[t.rank()] = carry_over<false>(border + begin, size, double{none}); }
         t.sync();
         for (int i = 0; i * span < count && t.rank() == 0; ++i)
         {
@@ -200,7 +200,7 @@ struct pool_fading
             carried = leaves > faded || leaves != leaves ? leaves : faded;
         }
         t.sync();
-        if (own > 0) { carry_over<true>(border + begin, own, ends[t.rank()]); }
+        if (size > 0) { carry_over<true>(border + begin, size, ends[t.rank()]); }
     }
 
     /// Returns the loss that leaves the last of `count` blocks.

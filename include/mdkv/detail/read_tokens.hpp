@@ -41,8 +41,8 @@ struct read_projections
             index_t const dim = basis.extent(2);
             for (index_t i = t.rank(); i < dim * dim; i += t.size())
             {
-                index_t const at           = i / dim * apart + i % dim * step;
-                basis(h, i / dim, i % dim) = i / dim < columns ? matrix_at<T>(cache.arena, begin, at) : 0.0F;
+                index_t const index        = i / dim * apart + i % dim * step;
+                basis(h, i / dim, i % dim) = i / dim < columns ? matrix_at<T>(cache.arena, begin, index) : 0.0F;
             }
         };
         read(key_basis, entry.key_projection, entry.key_columns, 1, entry.key_columns);
@@ -109,7 +109,7 @@ struct read_tokens
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         walk(
-            t, item, [&](scratch const& mine, tile_ref const& at) { read_tile(t, mine, at); },
+            t, item, [&](scratch const& memory, tile_ref const& ref) { read_tile(t, memory, ref); },
             [&](index_t h) { pad(t, h); });
     }
 
@@ -127,73 +127,73 @@ private:
     }
 
     /// Where token i of the tile goes.
-    [[nodiscard]] MDKV_HD T* row_of(tile_ref const& at, int i) const
+    [[nodiscard]] MDKV_HD T* row_of(tile_ref const& ref, int i) const
     {
-        index_t const beyond = at.first + i - slots_of_head(walk.cache, at.h, at.r).tokens; // number of a stand-in
-        index_t const slot   = beyond < 0 ? at.slot + i : slots.tokens(at.h) + beyond;
-        if (beyond >= 0) { return (at.rows.by_token ? values : keys).row(at.h, slot); }
-        index_t const window = slot - slots.tokens(at.h); // index in the window
-        if (window < 0) { return (at.rows.by_token ? values : keys).row(at.h, slot); }
-        return (at.rows.by_token ? window_values : window_keys).row(at.h, window);
+        index_t const beyond = ref.first + i - slots_of_head(walk.cache, ref.h, ref.r).tokens; // number of a stand-in
+        index_t const slot   = beyond < 0 ? ref.slot + i : slots.tokens(ref.h) + beyond;
+        if (beyond >= 0) { return (ref.rows.by_token ? values : keys).row(ref.h, slot); }
+        index_t const window = slot - slots.tokens(ref.h); // index in the window
+        if (window < 0) { return (ref.rows.by_token ? values : keys).row(ref.h, slot); }
+        return (ref.rows.by_token ? window_values : window_keys).row(ref.h, window);
     }
 
     template <team Team>
-    MDKV_HD void read_tile(Team const& t, scratch const& mine, tile_ref const& at) const
+    MDKV_HD void read_tile(Team const& t, scratch const& memory, tile_ref const& ref) const
     {
         t.sync(); // the tile before may still be written
-        for (int i = member(t); i < at.count; i += members(t)) { mine.rows[i] = row_of(at, i); }
+        for (int i = member(t); i < ref.count; i += members(t)) { memory.rows[i] = row_of(ref, i); }
         t.sync();
-        if (at.basis == run_basis::original) // only exact tokens
+        if (ref.basis == run_basis::original) // only exact tokens
         {
-            index_t const step = at.rows.step(at.first);
-            for_tokens(t, at.count, at.rows.coordinates, [&](int i, int c) {
-                mine.rows[i][c] = load_at<T>(at.rows.begin + at.rows.coordinate(at.first + i, 0) + c * step);
+            index_t const step = ref.rows.step(ref.first);
+            for_tokens(t, ref.count, ref.rows.coordinates, [&](int i, int c) {
+                memory.rows[i][c] = load_at<T>(ref.rows.begin + ref.rows.coordinate(ref.first + i, 0) + c * step);
             });
             return;
         }
-        bool const in_basis = at.basis == run_basis::projected;
-        for (int c = 0; c < at.rows.coordinates; c += at_once)
+        bool const in_basis = ref.basis == run_basis::projected;
+        for (int c = 0; c < ref.rows.coordinates; c += at_once)
         {
-            int const n    = at.rows.coordinates - c < at_once ? at.rows.coordinates - c : at_once;
-            float* const x = in_basis ? mine.columns + c * tile : mine.x;
-            if (at.rows.kind == storage::plain) { read_elements(t, at, c, n, x); }
-            else { read_codes(t, mine, at, c, n, x); }
+            int const n    = ref.rows.coordinates - c < at_once ? ref.rows.coordinates - c : at_once;
+            float* const x = in_basis ? memory.columns + c * tile : memory.x;
+            if (ref.rows.kind == storage::plain) { read_elements(t, ref, c, n, x); }
+            else { read_codes(t, memory, ref, c, n, x); }
             t.sync();
-            if (!in_basis) { write(t, mine, at.count, c, n, x); }
+            if (!in_basis) { write(t, memory, ref.count, c, n, x); }
         }
-        auto const dim = static_cast<int>((at.rows.by_token ? values : keys).extent(2));
+        auto const dim = static_cast<int>((ref.rows.by_token ? values : keys).extent(2));
         for (int d = 0; in_basis && d < dim; d += at_once)
         {
             int const n = dim - d < at_once ? dim - d : at_once;
-            give_back(t, mine, at, d, n);
+            give_back(t, memory, ref, d, n);
             t.sync();
-            write(t, mine, at.count, d, n, mine.x);
+            write(t, memory, ref.count, d, n, memory.x);
         }
     }
 
     /// x[j][i] = coordinate c + j of token i.
     template <team Team>
-    MDKV_OUTLINE MDKV_HD static void read_elements(Team const& t, tile_ref const& at, int c, int n, float* x)
+    MDKV_OUTLINE MDKV_HD static void read_elements(Team const& t, tile_ref const& ref, int c, int n, float* x)
     {
-        index_t const step = at.rows.step(at.first);
-        for_tokens(t, at.count, n, [&](int i, int j) {
-            x[j * tile + i] = widen(load_at<T>(at.rows.begin + at.rows.coordinate(at.first + i, c) + j * step));
+        index_t const step = ref.rows.step(ref.first);
+        for_tokens(t, ref.count, n, [&](int i, int j) {
+            x[j * tile + i] = widen(load_at<T>(ref.rows.begin + ref.rows.coordinate(ref.first + i, c) + j * step));
         });
     }
 
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void read_codes(
-        Team const& t, scratch const& mine, tile_ref const& at, int c, int n, float* x)
+        Team const& t, scratch const& memory, tile_ref const& ref, int c, int n, float* x)
     {
         constexpr int lanes         = Team::register_lanes;
         using floats                = lane_floats<lanes>;
-        coded_group const group     = at.rows.group(at.first, c / at_once);
-        std::byte const* const from = at.rows.begin + at.rows.tile(at.first);
+        coded_group const group     = ref.rows.group(ref.first, c / at_once);
+        std::byte const* const from = ref.rows.begin + ref.rows.tile(ref.first);
         for (int i = member(t); i < tile; i += members(t))
         {
             bool const in_range = i < group.width;
-            mine.minimum[i]     = in_range ? widen(load_at<half>(from + group.minimum(i))) : 0.0F;
-            mine.scale[i]       = in_range ? widen(load_at<half>(from + group.scale(i))) : 0.0F;
+            memory.minimum[i]   = in_range ? widen(load_at<half>(from + group.minimum(i))) : 0.0F;
+            memory.scale[i]     = in_range ? widen(load_at<half>(from + group.scale(i))) : 0.0F;
         }
         if (group.width < tile) // a short tile has codes of 16 tokens, too
         {
@@ -215,10 +215,10 @@ private:
         for (int i = member(t) * lanes; i < group.bytes * tile; i += members(t) * lanes)
         {
             quantiser<lanes> q;
-            q.minimum   = load_lanes<floats>(mine.minimum + i % tile);
-            q.scale     = load_lanes<floats>(mine.scale + i % tile);
+            q.minimum   = load_lanes<floats>(memory.minimum + i % tile);
+            q.scale     = load_lanes<floats>(memory.scale + i % tile);
             floats code = load_lanes<floats>(x + i);
-            if (at.rows.kind == storage::int4)
+            if (ref.rows.kind == storage::int4)
             {
                 floats const upper = cut_off(code * 0.0625F);
                 int const other    = i + group.bytes * tile;
@@ -227,39 +227,40 @@ private:
             }
             store_lanes(x + i, q.values(code));
         }
-        if (at.basis != run_basis::rotated) { return; }
+        if (ref.basis != run_basis::rotated) { return; }
         t.sync();
         hadamard_by_team<tile>(t, x, n);
         for_coordinates(t, n, [&](int j, int i) {
-            floats const scaled = load_lanes<floats>(x + j * tile + i) * mine.factor[c + j];
-            store_lanes(x + j * tile + i, scaled + mine.mean[c + j]);
+            floats const scaled = load_lanes<floats>(x + j * tile + i) * memory.factor[c + j];
+            store_lanes(x + j * tile + i, scaled + memory.mean[c + j]);
         });
     }
 
     /// x[j][i] = sum over c, ascending, of columns[c][i] * basis[c][d + j] for j < n.
     template <team Team>
-    MDKV_OUTLINE MDKV_HD void give_back(Team const& t, scratch const& mine, tile_ref const& at, int d, int n) const
+    MDKV_OUTLINE MDKV_HD void give_back(Team const& t, scratch const& memory, tile_ref const& ref, int d, int n) const
     {
         constexpr int lanes = Team::register_lanes;
         using floats        = lane_floats<lanes>;
-        auto const& basis   = at.rows.by_token ? walk.value_basis : walk.key_basis;
+        auto const& basis   = ref.rows.by_token ? walk.value_basis : walk.key_basis;
         for (int i = member(t) * lanes; i < n * tile; i += members(t) * lanes)
         {
             floats sum{};
-            for (int c = 0; c < at.rows.coordinates; ++c)
+            for (int c = 0; c < ref.rows.coordinates; ++c)
             {
                 // unwritten: columns of tokens behind the tile's last, which are not written out
-                sum += load_lanes<floats>(mine.columns + c * tile + i % tile) * basis(at.h, c, d + i / tile);
+                sum += load_lanes<floats>(memory.columns + c * tile + i % tile) * basis(ref.h, c, d + i / tile);
             }
-            store_lanes(mine.x + i, sum);
+            store_lanes(memory.x + i, sum);
         }
     }
 
     /// Writes coordinates c to c + n - 1 of every token: finite if the stored values are finite.
     template <team Team>
-    MDKV_OUTLINE MDKV_HD static void write(Team const& t, scratch const& mine, int count, int c, int n, float const* x)
+    MDKV_OUTLINE MDKV_HD static void write(
+        Team const& t, scratch const& memory, int count, int c, int n, float const* x)
     {
-        narrow_columns<T>(t, count, n, x, [&](int i) { return mine.rows[i] + c; });
+        narrow_columns<T>(t, count, n, x, [&](int i) { return memory.rows[i] + c; });
         t.sync(); // x is overwritten next
     }
 };

@@ -160,15 +160,15 @@ template <element T, class Cache>
     cache_layout const& layout, Cache const& cache, index_t h, std::size_t i) noexcept
 {
     constexpr int unit = sizeof(T);
-    bool const own     = i < layout.rungs;
+    bool const of_rung = i < layout.rungs;
     bool const tail    = i > layout.rungs;
-    if (own ? !layout.own_run(i) : tail && cache.tail_capacity == 0) { return {}; }
-    head_dims const dims = own ? head_dims{layout.key_coordinates[i], layout.value_coordinates[i]} : layout.dims;
-    storage const kind   = own ? layout.kinds[i] : storage::plain;
+    if (of_rung ? !layout.own_run(i) : tail && cache.tail_capacity == 0) { return {}; }
+    head_dims const dims = of_rung ? head_dims{layout.key_coordinates[i], layout.value_coordinates[i]} : layout.dims;
+    storage const kind   = of_rung ? layout.kinds[i] : storage::plain;
     index_t const begin  = h * cache.tail_capacity * (layout.dims.keys + layout.dims.values) * unit;
-    run_entry const run  = tail  ? run_entry{cache.tail_capacity, begin, begin + cache.tail_capacity * dims.keys * unit}
-                           : own ? cache.heads[h].runs[i]
-                                 : cache.heads[h].exact;
+    run_entry const run  = tail ? run_entry{cache.tail_capacity, begin, begin + cache.tail_capacity * dims.keys * unit}
+                           : of_rung ? cache.heads[h].runs[i]
+                                     : cache.heads[h].exact;
     auto const rows      = [&](index_t from, index_t coordinates, bool of_values) {
         return run_rows{(tail ? cache.tail : cache.arena) + from, run.tokens, static_cast<int>(coordinates),
             static_cast<int>(stored_bytes(kind, coordinates, unit)), unit, kind, of_values};
@@ -176,9 +176,9 @@ template <element T, class Cache>
     return {rows(run.keys, dims.keys, false), rows(run.values, dims.values, true),
         // race: move_tail lets the count fall to run.tokens, which is the minimum before and after
         tail && *cache.appended < run.tokens ? *cache.appended : run.tokens,
-        own && layout.projected(i) ? run_basis::projected
-        : own && layout.rotated(i) ? run_basis::rotated
-                                   : run_basis::original};
+        of_rung && layout.projected(i) ? run_basis::projected
+        : of_rung && layout.rotated(i) ? run_basis::rotated
+                                       : run_basis::original};
 }
 template <element T, space S>
 [[nodiscard]] MDKV_HD constexpr stored_run run_of_head(cache_view<T, S> const& cache, index_t h, std::size_t i) noexcept

@@ -38,8 +38,8 @@ struct score_queries
         index_t const dim   = plan.dim;
         index_t const panel = plan.panel;
         float* const to     = plan.head(head).queries + first * dim;
-        auto const mine     = share_rows(t, dim);
-        for (index_t r = mine.row; r < panel; r += mine.rows)
+        auto const share    = share_rows(t, dim);
+        for (index_t r = share.row; r < panel; r += share.rows)
         {
             index_t const row  = first + r;
             bool const padding = row >= plan.query_rows;
@@ -47,7 +47,7 @@ struct score_queries
             U const* const from =
                 padding ? nullptr : queries.data_handle() + queries.offset(of, row % plan.per_head, index_t{0});
             constexpr int lanes = Team::lanes;
-            for (index_t d = mine.column * lanes; d < dim; d += t.size() * lanes)
+            for (index_t d = share.column * lanes; d < dim; d += t.size() * lanes)
             {
                 index_t const n = dim - d < lanes ? dim - d : lanes;
                 float x[std::size_t{lanes}]{};

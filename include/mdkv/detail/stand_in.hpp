@@ -33,12 +33,12 @@ struct scale_queries
     {
         index_t const dim  = queries.extent(2);
         index_t const each = queries.extent(1);
-        auto const mine    = share_rows(t, dim + 1);
-        for (index_t r = mine.row; r < scaled.extent(1); r += mine.rows)
+        auto const share   = share_rows(t, dim + 1);
+        for (index_t r = share.row; r < scaled.extent(1); r += share.rows)
         {
             index_t const head = (h * scaled.extent(1) + r) / each;
             index_t const q    = r % each;
-            for (index_t d = mine.column; d <= dim; d += t.size())
+            for (index_t d = share.column; d <= dim; d += t.size())
             {
                 scaled(h, r, d) =
                     log2_e * (d < dim ? factor * widen(load_at<U>(queries.row(head, q) + d)) : lse(head, q));
@@ -170,7 +170,7 @@ struct attend_dropped
         index_t const strip = item % shares.extent(1);
         index_t const rows  = shares.extent(3);
         carver cut          = t.scratch();
-        scratch const mine{cut, keys.extent(2)};
+        scratch const memory{cut, keys.extent(2)};
         for (index_t j = 0; j < shares.extent(2); ++j)
         {
             for (index_t r = t.rank(); r < rows; r += t.size()) { shares(h, strip, j, r) = 0; }
@@ -180,66 +180,66 @@ struct attend_dropped
             index_t const first = (strip * tiles + i) * tile;
             index_t const left  = keys.extent(1) - first;
             if (left <= 0) { break; }
-            attend(t, mine, h, strip, first, static_cast<int>(left < tile ? left : tile));
+            attend(t, memory, h, strip, first, static_cast<int>(left < tile ? left : tile));
         }
     }
 
 private:
     template <team Team>
-    MDKV_HD void attend(Team const& t, scratch const& mine, index_t h, index_t strip, index_t first, int count) const
+    MDKV_HD void attend(Team const& t, scratch const& memory, index_t h, index_t strip, index_t first, int count) const
     {
         auto const dim     = static_cast<int>(keys.extent(2));
         index_t const rows = shares.extent(3);
         t.sync();
-        for (int i = member(t); i < dim * tile; i += members(t)) { mine.columns[i] = 0; }
+        for (int i = member(t); i < dim * tile; i += members(t)) { memory.columns[i] = 0; }
         t.sync();
         widen_columns(
-            t, count, dim, [&](int i) { return keys.row(h, first + i); }, mine.columns);
+            t, count, dim, [&](int i) { return keys.row(h, first + i); }, memory.columns);
         t.sync();
         bool any = false;
         for (int i = 0; i < count; ++i) { any = any || rungs(h, first + i) == 0; }
         for (int i = member(t); i < tile; i += members(t))
         {
-            mine.sums[i]    = 0;
-            mine.cluster[i] = no_cluster;
+            memory.sums[i]    = 0;
+            memory.cluster[i] = no_cluster;
         }
         for (index_t from = 0; any && from < seeds.extent(1); from += block)
         {
             index_t const left = seeds.extent(1) - from;
             auto const here    = static_cast<int>(left < block ? left : block);
-            multiply(t, mine, seeds, h, from, here, [&](int j, int column, float const*, auto const& product) {
-                for (int l = 0; l < Team::lanes; ++l) { mine.attention[j * tile + column + l] = product[l]; }
+            multiply(t, memory, seeds, h, from, here, [&](int j, int column, float const*, auto const& product) {
+                for (int l = 0; l < Team::lanes; ++l) { memory.attention[j * tile + column + l] = product[l]; }
             });
             t.sync();
             for (int i = member(t); i < count; i += members(t))
             {
-                if (rungs(h, first + i) == 0) { join_nearest(mine, h, first + i, i, from, here); }
+                if (rungs(h, first + i) == 0) { join_nearest(memory, h, first + i, i, from, here); }
             }
             t.sync();
         }
-        for (int i = member(t); i < count; i += members(t)) { clusters(h, first + i) = mine.cluster[i]; }
+        for (int i = member(t); i < count; i += members(t)) { clusters(h, first + i) = memory.cluster[i]; }
         t.sync();
         for (index_t from = 0; any && from < rows; from += block)
         {
             auto const here = static_cast<int>(rows - from < block ? rows - from : block);
-            multiply(t, mine, queries, h, from, here, [&](int r, int column, float const* row, auto const& product) {
+            multiply(t, memory, queries, h, from, here, [&](int r, int column, float const* row, auto const& product) {
                 index_t const last = first_query + (from + r) % each;
                 float const total  = row[dim]; // log-sum-exp of all keys that the row sees
                 float power[Team::lanes];
                 for (int l = 0; l < Team::lanes; ++l)
                 {
-                    bool const seen = mine.cluster[column + l] != no_cluster && first + column + l <= last;
+                    bool const seen = memory.cluster[column + l] != no_cluster && first + column + l <= last;
                     float const x   = product[l] - total;
                     power[l]        = !seen ? -1000.0F : x < 0.0F ? x : 0.0F;
                 }
-                powers_of_two(t, power, mine.attention + r * tile + column);
+                powers_of_two(t, power, memory.attention + r * tile + column);
             });
             t.sync();
             for (int r = 0; r < here; ++r)
             {
                 for (int i = member(t); i < tile; i += members(t))
                 {
-                    mine.sums[i] += double{mine.attention[r * tile + i]};
+                    memory.sums[i] += double{memory.attention[r * tile + i]};
                 }
             }
             for (int r = member(t); r < here; r += members(t))
@@ -247,9 +247,9 @@ private:
                 float* const share = shares.row(h, strip, 0) + from + r;
                 for (int i = 0; i < tile; ++i)
                 {
-                    if (mine.cluster[i] != no_cluster)
+                    if (memory.cluster[i] != no_cluster)
                     {
-                        share[mine.cluster[i] * rows] += mine.attention[r * tile + i];
+                        share[memory.cluster[i] * rows] += memory.attention[r * tile + i];
                     }
                 }
             }
@@ -257,14 +257,14 @@ private:
         }
         for (int i = member(t); i < count; i += members(t))
         {
-            weights(h, first + i) = static_cast<float>(mine.sums[i]);
+            weights(h, first + i) = static_cast<float>(memory.sums[i]);
         }
     }
 
     /// Multiplies the tile's keys by rows [from, from + count) of a head; calls take(row's number, column, row, products).
     template <team Team, class Take>
-    MDKV_HD void multiply(Team const& t, scratch const& mine, in_view<float, 3, B> const& all, index_t h, index_t from,
-        int count, Take const& take) const
+    MDKV_HD void multiply(Team const& t, scratch const& memory, in_view<float, 3, B> const& all, index_t h,
+        index_t from, int count, Take const& take) const
     {
         constexpr int vectors = tile / Team::lanes; // vectors of a column
         auto const dim        = static_cast<int>(keys.extent(2));
@@ -275,7 +275,7 @@ private:
             float const* row[sums]{};
             for (int k = 0; k < sums; ++k) { row[k] = all.row(h, from + (r + k < count ? r + k : r)); }
             float product[sums][Team::lanes];
-            column_products(t, row, mine.columns + column, dim, product);
+            column_products(t, row, memory.columns + column, dim, product);
             for (int k = 0; k < sums && r + k < count; ++k) { take(r + k, column, row[k], product[k]); }
         }
     }
@@ -283,15 +283,15 @@ private:
     /// Puts token i of the tile in the cluster of the nearest of `count` seeds, if none before `from` is as near. Half the
     /// squared distance is |k|^2 / 2 - k.s + |s|^2 / 2. A seed is in its own cluster, so that no cluster is empty even if keys
     /// are equal.
-    MDKV_HD void join_nearest(scratch const& mine, index_t h, index_t token, int i, index_t from, int count) const
+    MDKV_HD void join_nearest(scratch const& memory, index_t h, index_t token, int i, index_t from, int count) const
     {
         for (int j = 0; j < count && seed_slots(h, from + j) >= 0; ++j)
         {
-            float const distance = seeds(h, from + j, keys.extent(2)) - mine.attention[j * tile + i];
+            float const distance = seeds(h, from + j, keys.extent(2)) - memory.attention[j * tile + i];
             bool const own       = seed_slots(h, from + j) == token;
-            if (!own && mine.cluster[i] != no_cluster && !(distance < mine.least[i])) { continue; }
-            mine.least[i]   = own ? -INFINITY : distance;
-            mine.cluster[i] = static_cast<std::int32_t>(from + j);
+            if (!own && memory.cluster[i] != no_cluster && !(distance < memory.least[i])) { continue; }
+            memory.least[i]   = own ? -INFINITY : distance;
+            memory.cluster[i] = static_cast<std::int32_t>(from + j);
         }
     }
 };
@@ -335,7 +335,7 @@ struct place_stand_in
         float* const longest = rows.row(h, j, 2);
         if (seed_slots(h, j) < 0) { return; }
         carver cut = t.scratch();
-        scratch const mine{cut, dim};
+        scratch const memory{cut, dim};
         for (index_t r = t.rank(); r < count; r += t.size())
         {
             double sum = 0;
@@ -346,24 +346,24 @@ struct place_stand_in
             lacks[r]             = static_cast<float>(double{q[dim]} + log2(double{share[r]}) - dot(q, key, dim));
         }
         t.sync();
-        for (index_t d = t.rank(); d < dim; d += t.size()) { mine.sums[d] = 0; }
+        for (index_t d = t.rank(); d < dim; d += t.size()) { memory.sums[d] = 0; }
         for (index_t r = 0; r < count; ++r)
         {
             double const weight  = double{share[r]} * double{lacks[r]};
             float const* const q = queries.row(h, r);
-            for (index_t d = t.rank(); d < dim; d += t.size()) { mine.sums[d] += weight * double{q[d]}; }
+            for (index_t d = t.rank(); d < dim; d += t.size()) { memory.sums[d] += weight * double{q[d]}; }
         }
         t.sync();
         for (index_t r = t.rank(); r < count; r += t.size())
         {
-            double const product = dot(queries.row(h, r), mine.sums, dim);
+            double const product = dot(queries.row(h, r), memory.sums, dim);
             longest[r] = product > 0 ? static_cast<float>((double{lacks[r]} + most_taken) / product) : INFINITY;
             lacks[r]   = static_cast<float>(product);
         }
         t.sync();
         double squares = 0;
         double bends   = 0;
-        for (index_t d = 0; d < dim; ++d) { squares += mine.sums[d] * mine.sums[d]; }
+        for (index_t d = 0; d < dim; ++d) { squares += memory.sums[d] * memory.sums[d]; }
         for (index_t r = 0; r < count; ++r) { bends += double{share[r]} * double{lacks[r]} * double{lacks[r]}; }
         double step = bends > 0 ? squares / bends : 0.0;
         for (index_t r = 0; r < count; ++r)
@@ -373,7 +373,7 @@ struct place_stand_in
         }
         for (index_t d = t.rank(); d < dim; d += t.size())
         {
-            key[d] = static_cast<float>(double{key[d]} + step * mine.sums[d]);
+            key[d] = static_cast<float>(double{key[d]} + step * memory.sums[d]);
         }
     }
 

@@ -101,24 +101,24 @@ struct tile_walk
 
 private:
     template <team Team, class Body>
-    MDKV_HD void go_over(Team const& t, tile_ref at, index_t end, Body const& body) const
+    MDKV_HD void go_over(Team const& t, tile_ref ref, index_t end, Body const& body) const
     {
         carver cut = t.scratch();
-        scratch const mine{cut, projected(), channels()};
-        bool const of_values  = at.rows.by_token;
+        scratch const memory{cut, projected(), channels()};
+        bool const of_values  = ref.rows.by_token;
         index_t const dim     = cache.layout.dims.keys;
-        index_t const rotated = at.basis != run_basis::rotated ? 0 : of_values ? cache.layout.dims.values : dim;
+        index_t const rotated = ref.basis != run_basis::rotated ? 0 : of_values ? cache.layout.dims.values : dim;
         for (index_t d = t.rank(); d < rotated; d += t.size())
         {
-            auto const channel = [&](index_t i) { return matrix_at<T>(cache.arena, cache.heads[at.h].channels, i); };
+            auto const channel = [&](index_t i) { return matrix_at<T>(cache.arena, cache.heads[ref.h].channels, i); };
             float const scale  = of_values ? 1.0F : channel(dim + d);
-            mine.mean[d]       = channel(of_values ? 2 * dim + d : d);
-            mine.factor[d]     = Packs ? 1.0F / scale : scale;
+            memory.mean[d]     = channel(of_values ? 2 * dim + d : d);
+            memory.factor[d]   = Packs ? 1.0F / scale : scale;
         }
-        for (; at.first < end; at.first += tile, at.slot += tile)
+        for (; ref.first < end; ref.first += tile, ref.slot += tile)
         {
-            at.count = static_cast<int>(end - at.first < tile ? end - at.first : tile);
-            body(mine, at);
+            ref.count = static_cast<int>(end - ref.first < tile ? end - ref.first : tile);
+            body(memory, ref);
         }
     }
 };

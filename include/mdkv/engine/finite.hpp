@@ -39,10 +39,10 @@ struct find_not_finite
         index_t const h     = item / blocks();
         index_t const begin = item % blocks() * rows_each;
         index_t const end   = rows.extent(1) - begin < rows_each ? rows.extent(1) : begin + rows_each;
-        auto const mine     = share_rows(t, Team::lanes > 1 ? dim : (dim + vec16 - 1) / vec16);
-        for (index_t i = begin + mine.row; i < end; i += mine.rows)
+        auto const share    = share_rows(t, Team::lanes > 1 ? dim : (dim + vec16 - 1) / vec16);
+        for (index_t i = begin + share.row; i < end; i += share.rows)
         {
-            if (share_finite(t, rows.row(h, i), dim, mine.column)) { continue; }
+            if (share_finite(t, rows.row(h, i), dim, share.column)) { continue; }
             t.min_across(first, h * rows.extent(1) + i);
             return;
         }

@@ -31,12 +31,12 @@ struct gather_page_rows
         index_t const page = table(token / pages.extent(1));
         bool const in_range = page >= 0 && page < pages.extent(0);
         index_t const dim  = to.extent(2); // read once: elements may alias it
-        auto const mine    = share_rows(t, dim);
-        for (index_t h = mine.row; h < to.extent(0); h += mine.rows)
+        auto const share    = share_rows(t, dim);
+        for (index_t h = share.row; h < to.extent(0); h += share.rows)
         {
             T const* const from = in_range ? pages.row(page, token % pages.extent(1), h) : nullptr;
             T* const row        = to.row(h, token);
-            for (index_t d = mine.column; d < dim; d += t.size()) { row[d] = in_range ? load_at<T>(from + d) : T{}; }
+            for (index_t d = share.column; d < dim; d += t.size()) { row[d] = in_range ? load_at<T>(from + d) : T{}; }
         }
     }
 };

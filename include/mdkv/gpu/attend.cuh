@@ -45,20 +45,21 @@ struct attend_merge
 
     __device__ void operator()() const
     {
-        index_t const row          = device::block() / batch.tokens;
-        index_t const token        = batch.sequences[0].first_token + device::block() % batch.tokens;
-        attend_sequence const& own = batch.at(token, [](attend_sequence const& s) { return s.first_token; });
-        index_t const of_own       = row * own.tokens + (token - own.first_token); // row of the sequence
-        index_t const head         = of_own / own.head_rows;
+        index_t const row               = device::block() / batch.tokens;
+        index_t const token             = batch.sequences[0].first_token + device::block() % batch.tokens;
+        attend_sequence const& sequence = batch.at(token, [](attend_sequence const& s) { return s.first_token; });
+        index_t const row_of_sequence   = row * sequence.tokens + (token - sequence.first_token); // row of the sequence
+        index_t const head              = row_of_sequence / sequence.head_rows;
         // The head's bytes: a lane for each run.
         index_t bytes = 0;
         if (auto const i = static_cast<std::size_t>(device::lane()); i < mdkv::detail::most_runs(batch.layout))
         {
-            auto const run = mdkv::detail::run_of_head<T>(batch.layout, own, head, i);
+            auto const run = mdkv::detail::run_of_head<T>(batch.layout, sequence, head, i);
             bytes          = run.tokens * run.token_bytes();
         }
         for (int step = 1; step < device::warp_size; step *= 2) { bytes += device::shuffle_xor(bytes, step); }
-        merge_slices<T>(states, outputs, own, head, static_cast<int>(of_own % own.head_rows), own.slices_of(bytes));
+        merge_slices<T>(states, outputs, sequence, head, static_cast<int>(row_of_sequence % sequence.head_rows),
+            sequence.slices_of(bytes));
     }
 };
 

@@ -91,18 +91,18 @@ private:
         if (header.identity == digest_of(identity.texts())) { return; }
         section_record const& section = header.table[identity_section];
         auto const texts              = identity.texts();
-        index_t at                    = section.offset + index_t{sizeof(index_t)} * std::ssize(texts.items);
-        for (std::size_t i = 0; i < texts.size() && at <= section.offset + section.bytes; ++i)
+        index_t offset                = section.offset + index_t{sizeof(index_t)} * std::ssize(texts.items);
+        for (std::size_t i = 0; i < texts.size() && offset <= section.offset + section.bytes; ++i)
         {
             auto const size = record_at<index_t>(file.data() + section.offset + i * sizeof(index_t));
-            expects_inside("a text", section.offset, at, size, section, 1);
+            expects_inside("a text", section.offset, offset, size, section, 1);
             std::string_view const text{
-                reinterpret_cast<char const*>(file.data()) + at, static_cast<std::size_t>(size)};
+                reinterpret_cast<char const*>(file.data()) + offset, static_cast<std::size_t>(size)};
             message shown; // fit for a terminal
             for (char const c : text.substr(0, 80)) { shown.add(c >= ' ' && c <= '~' ? &c : "?", 1); }
-            expects<mismatch>(text == texts[i], "read: byte ", at, ": the file's ", text_names[i], " is \"", shown.text,
-                "\", not \"", texts[i], "\"");
-            at += size;
+            expects<mismatch>(text == texts[i], "read: byte ", offset, ": the file's ", text_names[i], " is \"",
+                shown.text, "\", not \"", texts[i], "\"");
+            offset += size;
         }
         expects<mismatch>(false, "read: byte 32: the file is of another identity");
     }

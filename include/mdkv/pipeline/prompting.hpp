@@ -536,10 +536,10 @@ struct prompt_work
             return total;
         };
         auto const choose = [&](index_t i, index_t bytes) {
-            bool const here     = settings.shared || (i >= shard.first_layer && i < shard.first_layer + L);
+            bool const on_this_rank = settings.shared || (i >= shard.first_layer && i < shard.first_layer + L);
             index_t const each  = shard.layers / limits; // layers of a limit, on all ranks
-            index_t const heads = settings.shared ? L * H : here ? H : 0;
-            index_t const first = settings.shared || !here ? 0 : (i - shard.first_layer) * H;
+            index_t const heads     = settings.shared ? L * H : on_this_rank ? H : 0;
+            index_t const first     = settings.shared || !on_this_rank ? 0 : (i - shard.first_layer) * H;
             in_view<float, 3, B> const of_limit{
                 after(losses.data_handle(), first * R * M), {heads, R, N}, {R * M, M, 1}};
             index_t const apart = rungs.extent(2);

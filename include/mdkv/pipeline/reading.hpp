@@ -476,14 +476,14 @@ struct reader_work
         std::vector<index_t> const& begin, in_view<index_t, 1, B> first, out_view<float, 2, B> loss) const
     {
         index_t const l     = number - shard.first_layer;
-        bool const here     = l >= 0 && l < L;
-        index_t const heads = here ? H : 0;
-        index_t const most  = here ? longest(begin, l) : 0;
-        index_t const count = here ? asked.of(l) : 0;
+        bool const on_this_rank = l >= 0 && l < L;
+        index_t const heads     = on_this_rank ? H : 0;
+        index_t const most      = on_this_rank ? longest(begin, l) : 0;
+        index_t const count     = on_this_rank ? asked.of(l) : 0;
         bool const over     = ranks_of(on) != nullptr;
         bool const scores   = most > 0 && count > 0;
         if (!scores && !over) { return; }
-        B const own = alone(on);
+        B const without_ranks = alone(on);
         workspace::frame frame{*on.scratch, "reader"};
         auto const scored   = scratch_view<float>(on, frame, heads, R, most);
         auto const of_heads = scratch_view<double>(on, frame, heads);
@@ -496,15 +496,15 @@ struct reader_work
         if (scores)
         {
             host_directory<T> const directory{on, cache(l).view()};
-            auto const numbers = number_heads(own, "reader", H, 0);
+            auto const numbers = number_heads(without_ranks, "reader", H, 0);
             auto const how     = fold_options<B>(settings, budget::bytes(0), count);
-            auto const job = job_of(own, l, W, tokens, most, numbers, how, directory, true, {});
+            auto const job     = job_of(without_ranks, l, W, tokens, most, numbers, how, directory, true, {});
             job.read();
             job.score_slots(scored);
             run(on, pieces);
             run(on, add_totals<B>{pieces, nullptr, of_heads.data_handle()}, heads);
         }
-        head_numbers const shard_of_heads{shard, heads, heads, shard.heads, here ? shard.first_head : 0};
+        head_numbers const shard_of_heads{shard, heads, heads, shard.heads, on_this_rank ? shard.first_head : 0};
         sum_pieces<B> const own_heads{{nullptr, {1, heads, 1}, {0, 0, 1}}, of_heads.data_handle()};
         double* const all = all_sums(on, shard_of_heads, own_heads, of_ranks.data_handle());
         if (!scores) { return; }
@@ -549,14 +549,14 @@ struct reader_work
         auto const sources = scratch_view<std::int32_t>(on, frame, H, most + W);
         bool const executes = frame.ready();
         run(on, pad_rungs<B>{rung, slice<0>(first, l * H, H + 1), given}, lowers ? H : 0);
-        B const own        = alone(on);
-        auto const numbers = number_heads(own, "reader", H, 0);
+        B const without_ranks = alone(on);
+        auto const numbers    = number_heads(without_ranks, "reader", H, 0);
         recompress_options<B> const how{.scale = settings.scale, .sources = sources};
         Cache to;
         if (executes) { to = cache(l).like(layout(W), 0, 0); }
-        agreement<S> none{own};
+        agreement<S> none{without_ranks};
         {
-            auto job = job_of(own, l, W, tokens, most, numbers, how, directory, false, as_input(given));
+            auto job = job_of(without_ranks, l, W, tokens, most, numbers, how, directory, false, as_input(given));
             static_cast<void>(job(to, none));
         }
         if (!executes) { return; }

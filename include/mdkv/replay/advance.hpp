@@ -108,12 +108,12 @@ struct advance_rows
         index_t const begin = item % blocks() * rows_each;
         index_t const end   = queries.extent(1) - begin < rows_each ? queries.extent(1) : begin + rows_each;
         index_t const rest  = queries.extent(2) - rotating; // coordinates that stay
-        auto const mine     = share_rows(t, pairs + rest);
-        for (index_t row = begin + mine.row; row < end; row += mine.rows)
+        auto const share    = share_rows(t, pairs + rest);
+        for (index_t row = begin + share.row; row < end; row += share.rows)
         {
             T const* const from = queries.row(h, row);
             T* const to         = advanced.row(h, row);
-            index_t i           = mine.column;
+            index_t i           = share.column;
             for (constexpr int lanes = Team::lanes; lanes > 1 && i + lanes <= pairs; i += lanes)
             {
                 turn_pairs<lanes>(t, from, to, i);

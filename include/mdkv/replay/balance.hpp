@@ -95,16 +95,16 @@ struct balance_rows
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const r    = item % losses.extent(2);
-        index_t const h    = item / losses.extent(2) % losses.extent(1);
-        index_t const l    = item / losses.extent(2) / losses.extent(1);
-        index_t const at   = first_layer + l;
-        auto const& all    = of_layers.rows;
-        double const total = of_layers.total(t, at);
-        double const count = static_cast<double>(all.extent(1) * all.extent(2));
-        double const late  = exp(depth * static_cast<double>(at) / static_cast<double>(all.extent(0)));
-        double const unit  = total == 0 ? 0 : late * count / total;
-        float* const row   = losses.row(l, h, r);
+        index_t const r     = item % losses.extent(2);
+        index_t const h     = item / losses.extent(2) % losses.extent(1);
+        index_t const l     = item / losses.extent(2) / losses.extent(1);
+        index_t const layer = first_layer + l;
+        auto const& all     = of_layers.rows;
+        double const total  = of_layers.total(t, layer);
+        double const count  = static_cast<double>(all.extent(1) * all.extent(2));
+        double const late   = exp(depth * static_cast<double>(layer) / static_cast<double>(all.extent(0)));
+        double const unit   = total == 0 ? 0 : late * count / total;
+        float* const row    = losses.row(l, h, r);
         for (index_t i = t.rank(); i < losses.extent(3); i += t.size())
         {
             row[i] = static_cast<float>(double{row[i]} * unit * (factors == nullptr ? 1.0 : factors[i]));

@@ -45,7 +45,7 @@ struct whiten
     {
         index_t const dim = gram.extent(2);
         carver cut        = t.scratch();
-        scratch const mine{cut, dim};
+        scratch const memory{cut, dim};
         double energy = 0;
         for (index_t i = 0; i < dim; ++i) { energy += gram(h, i, i); }
         double const lambda = 1e-3 * energy / static_cast<double>(dim);
@@ -55,19 +55,19 @@ struct whiten
         for (index_t k = 0; k < dim; ++k)
         {
             // No pivot of a matrix that is G + lambda I without rounding is below lambda. (A NaN stays.)
-            double const own = gram(h, k, k) < lambda ? lambda : gram(h, k, k);
+            double const pivot = gram(h, k, k) < lambda ? lambda : gram(h, k, k);
             for (index_t i = k + 1 + t.rank(); i < dim; i += t.size())
             {
-                mine.multiple[i] = lambda == 0 ? 0.0 : gram(h, i, k) / own;
+                memory.multiple[i] = lambda == 0 ? 0.0 : gram(h, i, k) / pivot;
             }
-            if (t.rank() == 0) { mine.pivot[k] = own; }
+            if (t.rank() == 0) { memory.pivot[k] = pivot; }
             t.sync();
             auto const share        = share_rows(t, dim);
             double const* const top = gram.row(h, k);
             for (index_t i = k + 1 + share.row; i < dim; i += share.rows)
             {
                 double* const row     = gram.row(h, i);
-                double const multiple = mine.multiple[i];
+                double const multiple = memory.multiple[i];
                 for (index_t j = share.column; j < dim; j += t.size()) // columns before k already belong to W
                 {
                     row[j] = j == k ? -multiple : row[j] - multiple * top[j];
@@ -79,7 +79,7 @@ struct whiten
         for (index_t i = share.row; i < dim; i += share.rows)
         {
             // The unit is 0 if all keys are 0, and NaN if an energy is non-finite.
-            double const unit = lambda == 0 ? 0.0 : 1 / sqrt(mine.pivot[i]) + 0 * lambda;
+            double const unit = lambda == 0 ? 0.0 : 1 / sqrt(memory.pivot[i]) + 0 * lambda;
             for (index_t j = share.column; j < dim; j += t.size())
             {
                 whitener(h, i, j) = j > i ? 0.0F : static_cast<float>(j == i ? unit : unit * gram(h, i, j));
@@ -123,14 +123,14 @@ struct add_squares
         auto const dim        = static_cast<int>(keys.extent(2));
         int const row_blocks  = (dim + rows - 1) / rows;
         carver cut            = t.scratch();
-        scratch const mine{cut, dim};
-        for (int i = member(t); i < tile; i += members(t)) { mine.totals[i] = 0; }
-        for (int i = member(t); i < dim * tile; i += members(t)) { mine.columns[i] = 0; } // padding tokens are 0
+        scratch const memory{cut, dim};
+        for (int i = member(t); i < tile; i += members(t)) { memory.totals[i] = 0; }
+        for (int i = member(t); i < dim * tile; i += members(t)) { memory.columns[i] = 0; } // padding tokens are 0
         for (index_t h = 0; h < keys.extent(0); ++h)
         {
             t.sync();
             widen_columns(
-                t, count, dim, [&](int i) { return keys.row(h, first + i); }, mine.columns);
+                t, count, dim, [&](int i) { return keys.row(h, first + i); }, memory.columns);
             t.sync();
             for (int i = member(t); i < row_blocks * vectors; i += members(t))
             {
@@ -139,25 +139,25 @@ struct add_squares
                 for (int k = 0; k < rows; ++k) { direction[k] = whitener.row(h, j + k < dim ? j + k : j); }
                 float product[rows][std::size_t{lanes}];
                 column_products(
-                    t, direction, mine.columns + i % vectors * lanes, j + rows < dim ? j + rows : dim, product);
+                    t, direction, memory.columns + i % vectors * lanes, j + rows < dim ? j + rows : dim, product);
                 double square[std::size_t{lanes}]{};
                 for (int k = 0; k < rows && j + k < dim; ++k)
                 {
                     for (int l = 0; l < lanes; ++l) { square[l] += double{product[k][l] * product[k][l]}; }
                 }
-                for (int l = 0; l < lanes; ++l) { mine.squares[i * lanes + l] = square[l]; }
+                for (int l = 0; l < lanes; ++l) { memory.squares[i * lanes + l] = square[l]; }
             }
             t.sync();
             for (int i = member(t); i < tile; i += members(t))
             {
                 double leverage = 0;
-                for (int g = 0; g < row_blocks; ++g) { leverage += mine.squares[g * tile + i]; }
-                mine.totals[i] = sum_of_leverages(mine.totals[i], leverage_sum_of(leverage));
+                for (int g = 0; g < row_blocks; ++g) { leverage += memory.squares[g * tile + i]; }
+                memory.totals[i] = sum_of_leverages(memory.totals[i], leverage_sum_of(leverage));
             }
         }
         for (int i = member(t); i < count; i += members(t))
         {
-            sums(first + i) = sum_of_leverages(sums(first + i), mine.totals[i]);
+            sums(first + i) = sum_of_leverages(sums(first + i), memory.totals[i]);
         }
     }
 };

@@ -208,18 +208,18 @@ struct attend_job
     /// order: this block's values while its keys are read; the next block's keys during softmax, which reads nothing, and
     /// while its values are read. After the last block the next keys are the bytes at `behind`.
     void attend_tokens(stored_run const& run, bool last, index_t begin, index_t end, std::byte const* behind,
-        scratch const& mine, index_t split) const
+        scratch const& memory, index_t split) const
     {
         storage const kind    = run.keys.kind;
         bool const coded      = kind != storage::plain;
         auto const& logits_by = !coded ? logits_as<T> : kind == storage::int8 ? coded_logits_as<8> : coded_logits_as<4>;
-        sum_rows const logits{mine.logits, most_block_tokens};
+        sum_rows const logits{memory.logits, most_block_tokens};
         sum_rows const to{sums_of(split) + sizes.sums_of(run.basis), sizes.sums()};
-        query_rows q{mine.q + sizes.queries_of(run.basis), sizes.queries()};
+        query_rows q{memory.q + sizes.queries_of(run.basis), sizes.queries()};
         if (coded)
         {
-            round_queries(kind == storage::int8 ? 8 : 4, q.x, q.step, head_rows, run.keys.coordinates, mine.rounded);
-            q = {q.x, q.step, mine.rounded, head_rows};
+            round_queries(kind == storage::int8 ? 8 : 4, q.x, q.step, head_rows, run.keys.coordinates, memory.rounded);
+            q = {q.x, q.step, memory.rounded, head_rows};
         }
         index_t const block = std::clamp(
             (coded ? most_coded_bytes : most_block_bytes) / run.token_bytes() / least_block_tokens * least_block_tokens,
@@ -233,7 +233,7 @@ struct attend_job
             read_ahead const keys{t + n < end ? run.keys.begin + (t + n) * run.keys.token_bytes : behind};
             read_ahead next = keys; // one cursor for the softmaxes of all rows
             look_up_pages(run, t + looked_up_bytes / run.token_bytes(), block);
-            block_logits(logits_by, q, head_rows, run.keys, t, n, logits, values, mine.tile);
+            block_logits(logits_by, q, head_rows, run.keys, t, n, logits, values, memory.tile);
             for (index_t g = 0; g < head_rows; ++g)
             {
                 float* const row       = logits.x + g * logits.step;
@@ -257,7 +257,7 @@ struct attend_job
             else
             {
                 coded_block_values(kind == storage::int8 ? coded_sums_as<8> : coded_sums_as<4>, weights, head_rows,
-                    run.values, t, n, to, keys, mine.tile);
+                    run.values, t, n, to, keys, memory.tile);
             }
         }
     }
@@ -300,14 +300,14 @@ struct attend_job
     }
 
     /// Attends split number `number` of head h: from every run the pieces that begin inside the split's bytes.
-    void attend_split(index_t h, index_t split, index_t number, scratch const& mine) const
+    void attend_split(index_t h, index_t split, index_t number, scratch const& memory) const
     {
         std::fill_n(softmax + split * head_rows, head_rows, softmax_state{});
         std::fill_n(sums_of(split), head_rows * sizes.sums(), 0.0F);
         std::fill_n(coded_weights + split * head_rows, sizes.rotated ? head_rows : 0, 0.0F);
         if (number == 0) { ask_for_beginnings(h); }
         if (h + 1 < cache.layout.heads && split + 1 == first_split[h + 1]) { ask_for_beginnings(h + 1); }
-        load_queries(h, mine.q, mine.with_mean);
+        load_queries(h, memory.q, memory.with_mean);
         index_t run_begin      = 0;
         std::size_t const runs = mdkv::detail::most_runs(cache.layout);
         for (std::size_t r = 0; r < runs; ++r)
@@ -325,13 +325,13 @@ struct attend_job
             bool const centred = run.basis == run_basis::rotated;
             for (index_t g = 0; centred && g < head_rows; ++g)
             {
-                softmax[split * head_rows + g].largest -= mine.with_mean[g];
+                softmax[split * head_rows + g].largest -= memory.with_mean[g];
                 combine(coded_weights + split * head_rows + g, 1.0F, &softmax[split * head_rows + g].sum, -1.0F, 1);
             }
-            attend_tokens(run, r + 1 == runs, begin, end, behind, mine, split);
+            attend_tokens(run, r + 1 == runs, begin, end, behind, memory, split);
             for (index_t g = 0; centred && g < head_rows; ++g)
             {
-                softmax[split * head_rows + g].largest += mine.with_mean[g];
+                softmax[split * head_rows + g].largest += memory.with_mean[g];
                 combine(coded_weights + split * head_rows + g, 1.0F, &softmax[split * head_rows + g].sum, 1.0F, 1);
             }
         }

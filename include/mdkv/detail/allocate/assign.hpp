@@ -45,13 +45,13 @@ struct assign
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        piece const here = w.own_piece(item);
-        if (!w.problems[here.problem].active) { return; }
-        open_piece& own = open_piece::of(t, w, here);
-        own.clear(t, own.losses, columns);
-        choose_rungs(t, own, here);
-        double const loss = tree_sum(t, own.losses);
-        if (t.rank() == 0) { w.piece_losses[here.problem * w.pieces() + here.number] = loss; }
+        piece const range = w.own_piece(item);
+        if (!w.problems[range.problem].active) { return; }
+        open_piece& opened = open_piece::of(t, w, range);
+        opened.clear(t, opened.losses, columns);
+        choose_rungs(t, opened, range);
+        double const loss = tree_sum(t, opened.losses);
+        if (t.rank() == 0) { w.piece_losses[range.problem * w.pieces() + range.number] = loss; }
     }
 
 private:
@@ -64,20 +64,20 @@ private:
     };
 
     template <team Team>
-    MDKV_HD void choose_rungs(Team const& t, open_piece& own, piece const& here) const
+    MDKV_HD void choose_rungs(Team const& t, open_piece& opened, piece const& range) const
     {
         constexpr int lanes     = Team::register_lanes;
         using floats            = lane_floats<lanes>;
         using ints              = lane_ints<lanes>;
-        problem const& p        = w.problems[here.problem];
-        rung_table const& rungs = own.rungs;
+        problem const& p        = w.problems[range.problem];
+        rung_table const& rungs = opened.rungs;
         float const multiplier  = float_of_bits(p.multiplier);
         float const below       = float_of_bits(p.multiplier == 0 ? 0U : p.multiplier - 1);
-        index_t const ties      = here.number < p.tie_piece    ? here.count
-                                  : here.number == p.tie_piece ? w.tie[2 * here.problem]
-                                                               : 0;
+        index_t const ties      = range.number < p.tie_piece    ? range.count
+                                  : range.number == p.tie_piece ? w.tie[2 * range.problem]
+                                                                : 0;
         index_t const left      = w.spends(p) ? w.bytes_left(p) : 0;
-        std::uint8_t* const to  = w.rungs_of(here);
+        std::uint8_t* const to  = w.rungs_of(range);
         ints const one          = ints{} + 1;
         ints reached[max_rungs]{}; // tokens at a rung or above
         ints non_finite{};
@@ -88,9 +88,9 @@ private:
             best.first[pair % max_rungs][pair / max_rungs] = ints{};
         }
         neighbours<lanes> some;
-        for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
+        for (index_t i = t.rank() * lanes; i < range.count; i += t.size() * lanes)
         {
-            some.read(own, i);
+            some.read(opened, i);
             non_finite += some.non_finite;
             float bars[std::size_t{lanes}];
             MDKV_FOR_LANES(l, lanes) { bars[l] = i + l < ties ? below : multiplier; }
@@ -107,17 +107,17 @@ private:
             std::int32_t numbers[std::size_t{lanes}];
             store_lanes(losses, chosen);
             __builtin_memcpy(numbers, &rung, sizeof numbers);
-            double* const sums = own.losses + (i & (columns - 1));
+            double* const sums = opened.losses + (i & (columns - 1));
             MDKV_FOR_LANES(l, lanes) { sums[l] += double{losses[l]}; }
-            index_t const tokens = here.count - i < lanes ? here.count - i : index_t{lanes};
+            index_t const tokens = range.count - i < lanes ? range.count - i : index_t{lanes};
             std::uint8_t bytes[std::size_t{lanes}];
             MDKV_FOR_LANES(l, lanes) { bytes[l] = static_cast<std::uint8_t>(numbers[l]); }
             if (tokens == lanes) { __builtin_memcpy(to + i, bytes, sizeof bytes); }
             for (int l = 0; tokens < lanes && l < tokens; ++l) { to[i + l] = bytes[l]; }
             if (left > 0) { find_upgrades(static_cast<std::int32_t>(i), some, rung, rungs, left, best); }
         }
-        count_rungs(t, here, rungs, reached, non_finite);
-        if (left > 0) { record_upgrades(t, here, rungs, best, left); }
+        count_rungs(t, range, rungs, reached, non_finite);
+        if (left > 0) { record_upgrades(t, range, rungs, best, left); }
     }
 
     /// Updates the best upgrade of each pair of rungs that fits into `left` bytes with these neighbouring tokens.
@@ -140,7 +140,7 @@ private:
     }
 
     template <team Team>
-    MDKV_HD void count_rungs(Team const& t, piece const& here, rung_table const& rungs,
+    MDKV_HD void count_rungs(Team const& t, piece const& range, rung_table const& rungs,
         lane_ints<Team::register_lanes> const (&reached)[max_rungs],
         lane_ints<Team::register_lanes> const& non_finite) const
     {
@@ -151,14 +151,14 @@ private:
         };
         index_t const unusable     = over_lanes(non_finite);
         index_t above              = 0;
-        std::int64_t* const counts = w.counts + (here.problem * w.heads + here.head) * index_t{max_rungs};
+        std::int64_t* const counts = w.counts + (range.problem * w.heads + range.head) * index_t{max_rungs};
         for (std::size_t j = rungs.count; j-- > 0;)
         {
-            index_t const up_to = j == 0 ? here.count : over_lanes(reached[j]);
+            index_t const up_to = j == 0 ? range.count : over_lanes(reached[j]);
             if (t.rank() == 0 && up_to > above) { t.add_across(counts + rungs.index[j], up_to - above); }
             above = up_to;
         }
-        if (t.rank() == 0 && unusable > 0) { t.add_across(w.non_finite + here.problem, unusable); }
+        if (t.rank() == 0 && unusable > 0) { t.add_across(w.non_finite + range.problem, unusable); }
     }
 
     /// An upgrade as a number: less for more loss saved, then for the earlier token.
@@ -169,10 +169,10 @@ private:
     }
 
     template <team Team>
-    MDKV_HD void record_upgrades(Team const& t, piece const& here, rung_table const& rungs,
+    MDKV_HD void record_upgrades(Team const& t, piece const& range, rung_table const& rungs,
         upgrades<Team::register_lanes> const& best, index_t left) const
     {
-        std::uint64_t* const to = w.upgrades + here.problem * w.rungs() * w.rungs();
+        std::uint64_t* const to = w.upgrades + range.problem * w.rungs() * w.rungs();
         for (std::size_t c = 1; c < rungs.count; ++c)
         {
             for (std::size_t a = 0; a < c; ++a)
@@ -185,7 +185,7 @@ private:
                     float const saved   = lane(best.saved[a][c], l);
                     index_t const token = lane(best.first[a][c], l) + l;
                     if (!(saved > 0)) { continue; }
-                    std::uint64_t const own = ~upgrade_of(saved, here.head * w.tokens + here.first + token);
+                    std::uint64_t const own = ~upgrade_of(saved, range.head * w.tokens + range.first + token);
                     largest                 = own > largest ? own : largest;
                 }
                 largest = t.largest(largest);

@@ -35,36 +35,36 @@ struct weigh_sets
     {
         index_t const k     = item % w.sets;
         index_t const limit = item / w.sets / w.own_pieces();
-        piece const here    = w.own_piece(limit * w.candidates * w.own_pieces() + item / w.sets % w.own_pieces());
+        piece const range   = w.own_piece(limit * w.candidates * w.own_pieces() + item / w.sets % w.own_pieces());
         if (!w.affords(limit, k)) { return; }
-        open_piece& own = open_piece::of(t, w, here, k);
-        own.clear(t, own.sums, 2 * coarse_bins);
-        own.clear(t, own.losses, columns);
+        open_piece& opened = open_piece::of(t, w, range, k);
+        opened.clear(t, opened.sums, 2 * coarse_bins);
+        opened.clear(t, opened.losses, columns);
         constexpr int lanes = Team::register_lanes;
         neighbours<lanes> some;
-        for (index_t i = t.rank() * lanes; i < here.count; i += t.size() * lanes)
+        for (index_t i = t.rank() * lanes; i < range.count; i += t.size() * lanes)
         {
-            some.read(own, i);
-            add_thresholds(t, own, some);
+            some.read(opened, i);
+            add_thresholds(t, opened, some);
             auto least = some.loss[0];
-            for (std::size_t r = 1; r < own.rungs.count; ++r) { least = smaller(some.loss[r], least); }
-            double* const sums = own.losses + (i & (columns - 1));
+            for (std::size_t r = 1; r < opened.rungs.count; ++r) { least = smaller(some.loss[r], least); }
+            double* const sums = opened.losses + (i & (columns - 1));
             for (int l = 0; l < lanes; ++l) { sums[l] += double{lane(least, l)}; }
         }
-        double const least = tree_sum(t, own.losses);
-        if (t.rank() == 0) { w.least_losses[(limit * w.pieces() + here.number) * w.sets + k] = least; }
-        std::int64_t* const to = w.curve(limit * w.heads + here.head, k);
+        double const least = tree_sum(t, opened.losses);
+        if (t.rank() == 0) { w.least_losses[(limit * w.pieces() + range.number) * w.sets + k] = least; }
+        std::int64_t* const to = w.curve(limit * w.heads + range.head, k);
         for (index_t b = t.rank(); b < 2 * coarse_bins; b += t.size())
         {
-            if (own.sums[b] != 0) { t.add_across(to + b, own.sums[b]); }
+            if (opened.sums[b] != 0) { t.add_across(to + b, opened.sums[b]); }
         }
     }
 
 private:
     template <int Lanes, team Team>
-    MDKV_HD void add_thresholds(Team const& t, open_piece& own, neighbours<Lanes> const& some) const
+    MDKV_HD void add_thresholds(Team const& t, open_piece& opened, neighbours<Lanes> const& some) const
     {
-        for (std::size_t j = 1; j < own.rungs.count; ++j)
+        for (std::size_t j = 1; j < opened.rungs.count; ++j)
         {
             for (int l = 0; l < Lanes; ++l)
             {
@@ -72,9 +72,9 @@ private:
                 if (!(theta > 0.0F)) { continue; }
                 std::uint32_t const bits = bits_of_float(theta);
                 std::uint32_t const low  = bits & ((1U << coarse_bits) - 1);
-                std::int64_t* const bin  = own.sums + (bits >> coarse_bits);
-                t.add(bin, own.steps[j]);
-                t.add(bin + coarse_bins, own.steps[j] * index_t{low >> w.dropped_bits});
+                std::int64_t* const bin  = opened.sums + (bits >> coarse_bits);
+                t.add(bin, opened.steps[j]);
+                t.add(bin + coarse_bins, opened.steps[j] * index_t{low >> w.dropped_bits});
             }
         }
     }
@@ -108,14 +108,14 @@ struct curves
         if (!w.affords(limit, k)) { return; }
         std::int64_t* const bytes = w.curve(head, k);
         std::int64_t* const rest  = bytes + coarse_bins;
-        sums& own                 = *t.scratch().template take<sums>(1);
+        sums& memory              = *t.scratch().template take<sums>(1);
         double const* const x     = w.least_losses + head * w.pieces_per_head * w.sets + k;
-        double loss   = ordered_sum(t, own.partial, w.pieces_per_head, [&](index_t p) { return x[p * w.sets]; });
+        double loss   = ordered_sum(t, memory.partial, w.pieces_per_head, [&](index_t p) { return x[p * w.sets]; });
         index_t above = 0;
         for (index_t from = 0; from < coarse_bins; from += t.size())
         {
             index_t const b = coarse_bins - 1 - from - t.rank();
-            if (b >= 0) { own.loss[b] = loss_in(b, bytes[b], rest[b]); }
+            if (b >= 0) { memory.loss[b] = loss_in(b, bytes[b], rest[b]); }
             auto const prefix = t.prefix(b >= 0 ? index_t{bytes[b]} : index_t{0});
             if (b >= 0) { bytes[b] += above + prefix.before; }
             above += prefix.total;
@@ -124,7 +124,7 @@ struct curves
         for (index_t b = 0; t.rank() == 0 && b < coarse_bins; ++b)
         {
             rest[b] = __builtin_bit_cast(std::int64_t, loss);
-            loss += own.loss[b];
+            loss += memory.loss[b];
         }
     }
 
@@ -233,7 +233,7 @@ struct curve_reader
 
     [[nodiscard]] MDKV_OUTLINE MDKV_HD outcome at_limit(choice const& made) const
     {
-        outcome here;
+        outcome result;
         index_t low  = 0;
         index_t high = coarse_bins;
         while (low < high)
@@ -245,20 +245,21 @@ struct curve_reader
         index_t const before = low > 0 ? low - 1 : 0;
         auto const higher    = total_at(made, before);
         index_t const excess = higher.bytes - limit;
-        here.least           = higher.loss + price(excess, before);
-        if (low == coarse_bins) { return here; }
+        result.least         = higher.loss + price(excess, before);
+        if (low == coarse_bins) { return result; }
         // Between two edges the loss is convex: below its chord, above its tangents.
         auto const lower   = total_at(made, low);
-        here.edge          = low;
-        here.left          = limit - (low > 0 ? lower.bytes : total_at(made, 1).bytes);
-        here.most          = lower.loss;
-        double const right = here.most - price(limit - lower.bytes, low);
-        here.least         = here.least > right ? here.least : right;
-        here.least         = here.least < here.most ? here.least : here.most; // despite rounding
-        double const way = excess > 0 ? static_cast<double>(here.left) / static_cast<double>(excess + here.left) : 0.0;
-        double const chord = here.most - rounded_product(here.most - higher.loss, way);
-        here.lost          = (here.least + chord) * 0.5;
-        return here;
+        result.edge        = low;
+        result.left        = limit - (low > 0 ? lower.bytes : total_at(made, 1).bytes);
+        result.most        = lower.loss;
+        double const right = result.most - price(limit - lower.bytes, low);
+        result.least       = result.least > right ? result.least : right;
+        result.least       = result.least < result.most ? result.least : result.most; // despite rounding
+        double const way =
+            excess > 0 ? static_cast<double>(result.left) / static_cast<double>(excess + result.left) : 0.0;
+        double const chord = result.most - rounded_product(result.most - higher.loss, way);
+        result.lost        = (result.least + chord) * 0.5;
+        return result;
     }
 };
 
@@ -277,30 +278,35 @@ struct choose
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t limit) const
     {
-        problem* const found     = w.problems + limit * w.candidates;
-        std::uint8_t* const sets = w.set_of + limit * w.candidates * w.heads;
-        std::uint8_t* const own  = sets + w.sets * w.heads;
+        problem* const found            = w.problems + limit * w.candidates;
+        std::uint8_t* const sets        = w.set_of + limit * w.candidates * w.heads;
+        std::uint8_t* const combination = sets + w.sets * w.heads;
         if (found->over()) { return; }
-        auto* const at = t.scratch().template take<curve_reader::outcome>(w.candidates);
+        auto* const outcomes = t.scratch().template take<curve_reader::outcome>(w.candidates);
         curve_reader const read{w, limit};
         auto const free    = read.at_limit({});
         index_t const edge = free.edge < 0 ? coarse_bins - 1 : free.edge;
         for (index_t h = t.rank(); h < w.heads; h += t.size())
         {
-            own[h] = static_cast<std::uint8_t>(read.best_set(h, edge));
+            combination[h] = static_cast<std::uint8_t>(read.best_set(h, edge));
         }
         t.sync();
-        for (index_t step = 0; step < 2 * w.heads && w.heads <= most_changing && change_best(t, read, own); ++step) {}
-        for (index_t c = t.rank(); c < w.candidates; c += t.size()) { at[c] = read.at_limit({sets + c * w.heads}); }
+        for (index_t step = 0; step < 2 * w.heads && w.heads <= most_changing && change_best(t, read, combination);
+             ++step)
+        {}
+        for (index_t c = t.rank(); c < w.candidates; c += t.size())
+        {
+            outcomes[c] = read.at_limit({sets + c * w.heads});
+        }
         t.sync();
         if (t.rank() != 0) { return; }
         double most = __builtin_huge_val();
         bool alike  = true; // whether the combination is one of the other candidates
-        for (index_t c = 0; c < w.candidates; ++c) { most = at[c].most < most ? at[c].most : most; }
-        for (index_t h = 0; h < w.heads; ++h) { alike = alike && own[h] == own[0]; }
+        for (index_t c = 0; c < w.candidates; ++c) { most = outcomes[c].most < most ? outcomes[c].most : most; }
+        for (index_t h = 0; h < w.heads; ++h) { alike = alike && combination[h] == combination[0]; }
         for (index_t c = 0; c < w.candidates; ++c)
         {
-            auto const& here    = at[c];
+            auto const& here    = outcomes[c];
             found[c].active     = here.edge >= 0 && here.least <= most && !(alike && c == w.sets);
             found[c].left       = here.left;
             found[c].multiplier = static_cast<std::uint32_t>(here.edge > 0 ? here.edge - 1 : 0) << coarse_bits;

@@ -28,10 +28,10 @@ struct alignas(16) open_piece
     template <team Team>
     [[nodiscard]] MDKV_HD static open_piece& of(Team const& t, work const& w, piece const& p, index_t k)
     {
-        open_piece& own = *t.scratch().template take<open_piece>(1);
-        if (t.rank() == 0) { own.open(w, p, k); }
+        open_piece& opened = *t.scratch().template take<open_piece>(1);
+        if (t.rank() == 0) { opened.open(w, p, k); }
         t.sync();
-        return own;
+        return opened;
     }
     /// Opened with the set that the piece's problem gives to its head.
     template <team Team>

@@ -59,19 +59,19 @@ struct first_over
 /// \param every  only one vector of neighbours in so many is read
 template <team Team, class Body>
 [[gnu::always_inline]] MDKV_HD inline index_t for_thresholds(
-    Team const& t, open_piece const& own, problem const& p, index_t every, Body const& body)
+    Team const& t, open_piece const& opened, problem const& p, index_t every, Body const& body)
 {
     constexpr int lanes     = Team::register_lanes;
     using ints              = lane_ints<lanes>;
-    std::size_t const count = own.rungs.count;
+    std::size_t const count = opened.rungs.count;
     auto const first        = static_cast<std::int32_t>(p.multiplier);
     auto const last         = static_cast<std::int32_t>((std::uint32_t{1} << p.undecided) - 1);
     ints const one          = ints{} + 1;
     ints over[max_rungs]{};
     neighbours<lanes> some;
-    for (index_t i = (t.rank() * every + every / 2) * lanes; i < own.count; i += t.size() * every * lanes)
+    for (index_t i = (t.rank() * every + every / 2) * lanes; i < opened.count; i += t.size() * every * lanes)
     {
-        some.read(own, i);
+        some.read(opened, i);
         ints above[max_rungs];
         ints hits[max_rungs]; // thresholds in the interval; entry 0: any
         hits[0] = ints{};
@@ -89,14 +89,14 @@ template <team Team, class Body>
             for (int l = 0; l < lanes; ++l)
             {
                 auto const at = static_cast<std::uint32_t>(lane(above[j], l));
-                if (lane(hits[j], l) != 0) { body(i + l, at, own.steps[j]); }
+                if (lane(hits[j], l) != 0) { body(i + l, at, opened.steps[j]); }
             }
         }
     }
     index_t bytes = 0;
     for (std::size_t j = 1; j < count; ++j)
     {
-        for (int l = 0; l < lanes; ++l) { bytes += lane(over[j], l) * own.steps[j]; }
+        for (int l = 0; l < lanes; ++l) { bytes += lane(over[j], l) * opened.steps[j]; }
     }
     return bytes;
 }
@@ -172,22 +172,22 @@ struct weigh
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        piece const here         = w.own_stretch(item);
-        problem const& p         = w.problems[here.problem];
+        piece const range        = w.own_stretch(item);
+        problem const& p         = w.problems[range.problem];
         std::uint8_t* const seen = w.seen + item * bins;
         if (!w.searches(p) || (p.bin != problem::any_bin && seen[p.bin] == 0)) { return; }
-        open_piece& own     = open_piece::of(t, w, here);
+        open_piece& opened  = open_piece::of(t, w, range);
         index_t const count = p.bins();
-        own.clear(t, own.sums, count);
+        opened.clear(t, opened.sums, count);
         int const shift     = p.shift();
-        index_t const above = t.sum(for_thresholds(
-            t, own, p, every, [&](index_t, std::uint32_t at, index_t step) { t.add(own.sums + (at >> shift), step); }));
+        index_t const above = t.sum(for_thresholds(t, opened, p, every,
+            [&](index_t, std::uint32_t at, index_t step) { t.add(opened.sums + (at >> shift), step); }));
         t.sync();
-        std::int64_t* const to = w.histogram + here.problem * (bins + 1);
+        std::int64_t* const to = w.histogram + range.problem * (bins + 1);
         for (index_t b = t.rank(); b < count; b += t.size())
         {
-            seen[b] = own.sums[b] != 0 ? 1 : 0;
-            if (own.sums[b] != 0) { t.add_across(to + b, own.sums[b]); }
+            seen[b] = opened.sums[b] != 0 ? 1 : 0;
+            if (opened.sums[b] != 0) { t.add_across(to + b, opened.sums[b]); }
         }
         if (t.rank() == 0 && p.guessed && above > 0) { t.add_across(to + bins, above); }
     }
@@ -210,9 +210,9 @@ struct narrow
         std::int64_t* const sums = w.histogram + item * (bins + 1);
         index_t const last       = p.bins() - 1;
         index_t const left       = (p.left - sums[bins]) / every;
-        first_over const at      = first_over::find(t, p.bins(), left, [&](index_t i) { return sums[last - i]; });
-        index_t const bin        = last - at.at;
-        index_t const here       = sums[bin];
+        first_over const found   = first_over::find(t, p.bins(), left, [&](index_t i) { return sums[last - i]; });
+        index_t const bin        = last - found.at;
+        index_t const bytes      = sums[bin];
         t.sync();
         for (index_t b = t.rank(); b <= bins; b += t.size()) { sums[b] = 0; } // for the next level
         if (t.rank() != 0) { return; }
@@ -220,10 +220,10 @@ struct narrow
         if (every > 1)
         {
             double const error = sqrt(static_cast<double>(left) * static_cast<double>(w.widest_step));
-            return p.guess(lowest, static_cast<double>(left - at.before), static_cast<double>(here), error);
+            return p.guess(lowest, static_cast<double>(left - found.before), static_cast<double>(bytes), error);
         }
         bool const wrong = p.guessed && (left < 0 || (bin == 0 && lowest > 0));
-        p.left           = wrong ? p.left : left - at.before;
+        p.left           = wrong ? p.left : left - found.before;
         p.multiplier     = wrong ? 0 : lowest;
         p.undecided      = wrong ? multiplier_bits : p.shift();
         p.bin            = wrong ? problem::any_bin : bin;
@@ -245,15 +245,15 @@ struct weigh_ties
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        piece const here      = w.own_piece(item);
-        problem const& p      = w.problems[here.problem];
-        index_t const stretch = here.own_head * w.stretches_per_head + here.first / stretch_tokens;
-        if (!w.spends(p) || w.seen[(here.problem * w.own_stretches() + stretch) * bins + p.bin] == 0) { return; }
-        open_piece& own = open_piece::of(t, w, here);
-        index_t all     = 0;
-        for_thresholds(t, own, p, 1, [&](index_t, std::uint32_t, index_t step) { all += step; });
+        piece const range     = w.own_piece(item);
+        problem const& p      = w.problems[range.problem];
+        index_t const stretch = range.own_head * w.stretches_per_head + range.first / stretch_tokens;
+        if (!w.spends(p) || w.seen[(range.problem * w.own_stretches() + stretch) * bins + p.bin] == 0) { return; }
+        open_piece& opened = open_piece::of(t, w, range);
+        index_t all        = 0;
+        for_thresholds(t, opened, p, 1, [&](index_t, std::uint32_t, index_t step) { all += step; });
         all = t.sum(all);
-        if (t.rank() == 0) { w.ties[here.problem * w.pieces() + here.number] = all; }
+        if (t.rank() == 0) { w.ties[range.problem * w.pieces() + range.number] = all; }
     }
 };
 
@@ -274,15 +274,15 @@ struct find_tie
         std::int64_t const* const ties = w.ties + item * w.pieces();
         first_over const of_pieces     = first_over::find(t, w.pieces(), p.left, [&](index_t i) { return ties[i]; });
         index_t const left             = p.left - of_pieces.before;
-        piece const here               = w.piece_of(item, of_pieces.at);
+        piece const range              = w.piece_of(item, of_pieces.at);
         if (t.rank() == 0) { p.tie_piece = of_pieces.at; }
-        if (here.own_head < 0) { return; }
-        open_piece& own = open_piece::of(t, w, here);
-        own.clear(t, own.sums, here.count);
+        if (range.own_head < 0) { return; }
+        open_piece& opened = open_piece::of(t, w, range);
+        opened.clear(t, opened.sums, range.count);
         for_thresholds(
-            t, own, p, 1, [&](index_t token, std::uint32_t, index_t step) { t.add(own.sums + token, step); });
+            t, opened, p, 1, [&](index_t token, std::uint32_t, index_t step) { t.add(opened.sums + token, step); });
         t.sync();
-        first_over const of_tokens = first_over::find(t, here.count, left, [&](index_t i) { return own.sums[i]; });
+        first_over const of_tokens = first_over::find(t, range.count, left, [&](index_t i) { return opened.sums[i]; });
         if (t.rank() != 0) { return; }
         w.tie[2 * item]     = of_tokens.at;
         w.tie[2 * item + 1] = left - of_tokens.before;

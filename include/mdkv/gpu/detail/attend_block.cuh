@@ -139,7 +139,7 @@ struct attend_block
         float* factor;    // [most_queries]: of products, for logits in base 2
         float* with_mean; // [most_queries]: products with the mean key, for heads with rotated tokens
         float* joins;     // [most_queries, 2]: factors of sums of the runs before, and of a run
-        work* at;
+        work* task;
         fragments* to_tensors; // [steps * query_fragments, 32]: the queries of a run for tensor cores
         float* query_sums;     // [groups, most_queries]: sums of a group's coordinates, for minima of codes
         float* q; // [1 or 2, most_queries, row]: queries in the basis of the run, then, if that is projected, in
@@ -152,15 +152,15 @@ struct attend_block
     [[nodiscard]] MDKV_HD scratch carve(mdkv::detail::carver& memory) const
     {
         constexpr int query_fragments = attend_rows<T, storage::plain>::query_fragments;
-        scratch mine{memory.take<std::byte>(attend_warps * attend_ring),
+        scratch smem{memory.take<std::byte>(attend_warps * attend_ring),
             memory.take<float>(attend_warps * most_queries), memory.take<float>(attend_warps * most_queries),
             memory.take<float>(most_queries), memory.take<float>(most_queries), memory.take<float>(2 * most_queries),
             memory.take<work>(1), memory.take<fragments>(index_t{groups()} * 4 * query_fragments * device::warp_size),
             memory.take<float>(groups() * most_queries), nullptr};
         index_t const floats = index_t{most_queries} * row() * (states.sizes.key_latents > 0 ? 2 : 1);
         bool const fits      = floats * index_t{sizeof(float)} <= attend_warps * attend_ring;
-        mine.q               = fits ? reinterpret_cast<float*>(mine.ring) : memory.take<float>(floats);
-        return mine;
+        smem.q               = fits ? reinterpret_cast<float*>(smem.ring) : memory.take<float>(floats);
+        return smem;
     }
     /// The block's memory. Every function asks for it: addresses that are passed on are no longer known as shared.
     [[nodiscard]] __device__ scratch shared() const
@@ -176,70 +176,71 @@ struct attend_block
     }
 
     /// Finds the block's tokens.
-    __device__ void begin(work& at) const
+    __device__ void begin(work& task) const
     {
-        attend_sequence const& own = batch.at(device::block(), [](attend_sequence const& s) { return s.first_block; });
-        auto const block           = static_cast<int>(device::block() - own.first_block);
-        int const item             = block / own.slices / states.column_blocks();
-        int const before           = item % own.query_blocks() * most_queries;
-        at.sequence                = &own;
-        at.block                   = device::block();
-        at.head                    = item / own.query_blocks();
-        at.slice                   = block % own.slices;
-        at.column_block            = block / own.slices % states.column_blocks();
-        at.first_query             = before;
-        at.queries                 = own.head_rows - before < most_queries ? own.head_rows - before : most_queries;
-        at.next                    = 0;
-        head_entry const& entry    = own.heads[at.head];
-        at.key_projection          = own.arena + entry.key_projection;
-        at.channels                = own.arena + entry.channels;
-        at.key_columns             = static_cast<int>(entry.key_columns);
-        for (bool& visited : at.visited) { visited = false; }
+        attend_sequence const& sequence =
+            batch.at(device::block(), [](attend_sequence const& s) { return s.first_block; });
+        auto const block  = static_cast<int>(device::block() - sequence.first_block);
+        int const item    = block / sequence.slices / states.column_blocks();
+        int const before  = item % sequence.query_blocks() * most_queries;
+        task.sequence     = &sequence;
+        task.block        = device::block();
+        task.head         = item / sequence.query_blocks();
+        task.slice        = block % sequence.slices;
+        task.column_block = block / sequence.slices % states.column_blocks();
+        task.first_query  = before;
+        task.queries      = sequence.head_rows - before < most_queries ? sequence.head_rows - before : most_queries;
+        task.next         = 0;
+        head_entry const& entry = sequence.heads[task.head];
+        task.key_projection     = sequence.arena + entry.key_projection;
+        task.channels           = sequence.arena + entry.channels;
+        task.key_columns        = static_cast<int>(entry.key_columns);
+        for (bool& visited : task.visited) { visited = false; }
     }
     /// Finds the head's runs, and cuts its bytes into slices: a lane for each run. For one warp.
-    __device__ void cut(work& at) const
+    __device__ void cut(work& task) const
     {
         static_assert(max_rungs + 2 <= std::size_t{device::warp_size});
-        int const lane  = device::lane();
-        auto const runs = static_cast<int>(mdkv::detail::most_runs(batch.layout));
-        auto const own  = static_cast<std::size_t>(lane);
+        int const lane    = device::lane();
+        auto const runs   = static_cast<int>(mdkv::detail::most_runs(batch.layout));
+        auto const number = static_cast<std::size_t>(lane);
         if (lane < runs)
         {
-            at.runs[own]  = mdkv::detail::run_of_head<T>(batch.layout, *at.sequence, at.head, own);
-            at.bytes[own] = at.runs[own].tokens * at.runs[own].token_bytes();
+            task.runs[number]  = mdkv::detail::run_of_head<T>(batch.layout, *task.sequence, task.head, number);
+            task.bytes[number] = task.runs[number].tokens * task.runs[number].token_bytes();
         }
         device::sync_warp();
         index_t begin = 0;
         index_t total = 0;
         for (int i = 0; i < runs; ++i)
         {
-            begin += i < lane ? at.bytes[static_cast<std::size_t>(i)] : 0;
-            total += at.bytes[static_cast<std::size_t>(i)];
+            begin += i < lane ? task.bytes[static_cast<std::size_t>(i)] : 0;
+            total += task.bytes[static_cast<std::size_t>(i)];
         }
-        int const slices = at.sequence->slices_of(total);
+        int const slices = task.sequence->slices_of(total);
         if (lane < runs)
         {
-            stored_run const& run = at.runs[own];
+            stored_run const& run = task.runs[number];
             auto const cut        = [&](int slice) {
                 return run.tokens == 0 ? 0 : static_cast<int>(cut_run(run, begin, total * slice / slices));
             };
-            at.firsts[own] = cut(at.slice);
-            at.ends[own]   = cut(at.slice + 1);
+            task.firsts[number] = cut(task.slice);
+            task.ends[number]   = cut(task.slice + 1);
         }
-        if (lane == 0) { at.slices = slices; }
+        if (lane == 0) { task.slices = slices; }
     }
 
     /// Goes on to the next run with tokens in the slice, or to none. For one warp.
-    __device__ void next_run(work& at) const
+    __device__ void next_run(work& task) const
     {
         auto const runs = static_cast<int>(mdkv::detail::most_runs(batch.layout));
-        int i           = at.next;
-        while (i < runs && at.firsts[static_cast<std::size_t>(i)] == at.ends[static_cast<std::size_t>(i)]) { ++i; }
+        int i           = task.next;
+        while (i < runs && task.firsts[static_cast<std::size_t>(i)] == task.ends[static_cast<std::size_t>(i)]) { ++i; }
         device::sync_warp(); // all lanes have read what the first one writes
         bool const in_range = i < runs;
-        auto const own      = static_cast<std::size_t>(in_range ? i : 0);
-        auto const* from    = reinterpret_cast<std::byte const*>(&at.runs[own]);
-        auto* const to      = reinterpret_cast<std::byte*>(&at.run);
+        auto const number   = static_cast<std::size_t>(in_range ? i : 0);
+        auto const* from    = reinterpret_cast<std::byte const*>(&task.runs[number]);
+        auto* const to      = reinterpret_cast<std::byte*>(&task.run);
         for (int word = device::lane(); in_range && word < int{sizeof(stored_run)} / 4; word += device::warp_size)
         {
             // unwritten: padding between members, which nobody reads
@@ -247,35 +248,35 @@ struct attend_block
         }
         if (device::lane() == 0)
         {
-            at.first  = in_range ? at.firsts[own] : 0;
-            at.end    = in_range ? at.ends[own] : 0;
-            at.next   = i + 1;
-            at.masked = at.next == runs && at.sequence->tokens > 1;
+            task.first  = in_range ? task.firsts[number] : 0;
+            task.end    = in_range ? task.ends[number] : 0;
+            task.next   = i + 1;
+            task.masked = task.next == runs && task.sequence->tokens > 1;
         }
     }
 
     /// Loads the queries, scaled, in a basis; rows past `at.queries` are zero.
     __device__ void load_queries() const
     {
-        scratch const mine        = shared();
+        scratch const smem        = shared();
         int const thread          = device::thread_again();
         int const lane            = thread % device::warp_size;
         int const warp            = thread / device::warp_size;
-        work const& at            = *mine.at;
-        run_basis const basis     = at.run.basis;
+        work const& task          = *smem.task;
+        run_basis const basis     = task.run.basis;
         attend_sizes const& sizes = states.sizes;
         bool const projected      = basis == run_basis::projected;
-        int const columns         = at.key_columns;
+        int const columns         = task.key_columns;
         constexpr int at_once     = 4; // numbers of a lane whose loads are under way together
         constexpr int step        = at_once * device::warp_size;
         device::sync(); // the sums of the run before have been read
-        float* const original = projected ? mine.q + most_queries * row() : mine.q;
+        float* const original = projected ? smem.q + most_queries * row() : smem.q;
         for (int g = warp; g < most_queries; g += attend_warps)
         {
-            index_t const own   = at.head * at.sequence->head_rows + at.first_query + g;
-            index_t const token = at.sequence->first_token + own % at.sequence->tokens;
-            bool const in_range = g < at.queries;
-            U const* const from = in_range ? queries.row(own / at.sequence->tokens, token) : nullptr;
+            index_t const query_row = task.head * task.sequence->head_rows + task.first_query + g;
+            index_t const token     = task.sequence->first_token + query_row % task.sequence->tokens;
+            bool const in_range     = g < task.queries;
+            U const* const from     = in_range ? queries.row(query_row / task.sequence->tokens, token) : nullptr;
             for (int d = lane; d < sizes.keys; d += step)
             {
                 float x[at_once];
@@ -296,7 +297,7 @@ struct attend_block
         device::sync();
         if (projected)
         {
-            with_matrix<T>(at.key_projection, [&](auto const& element) {
+            with_matrix<T>(task.key_projection, [&](auto const& element) {
                 constexpr int rows = 16; // rows whose loads are under way together
                 MDKV_ROLLED
                 for (int i = thread; i < most_queries * columns; i += threads)
@@ -319,16 +320,16 @@ struct attend_block
                             if (d + j < sizes.keys) { x += original[g * row() + d + j] * m[j]; }
                         }
                     }
-                    mine.q[g * row() + c] = x;
+                    smem.q[g * row() + c] = x;
                 }
             });
         }
         if (basis != run_basis::rotated) { return; }
-        for (int g = warp; g < at.queries; g += attend_warps)
+        for (int g = warp; g < task.queries; g += attend_warps)
         {
-            float* const q = mine.q + g * row();
+            float* const q = smem.q + g * row();
             float sum      = 0.0F;
-            with_matrix<T>(at.channels, [&](auto const& element) {
+            with_matrix<T>(task.channels, [&](auto const& element) {
                 MDKV_ROLLED
                 for (int d = lane; d < sizes.keys; d += step)
                 {
@@ -352,7 +353,7 @@ struct attend_block
                 }
             });
             sum = sum_of_lanes(sum);
-            if (lane == 0) { mine.with_mean[g] = sum; }
+            if (lane == 0) { smem.with_mean[g] = sum; }
             device::sync_warp();
             for (int d = 0; d < sizes.keys; d += group_size)
             {
@@ -367,17 +368,17 @@ struct attend_block
     template <storage Kind>
     __device__ void write_fragments() const
     {
-        scratch const mine         = shared();
+        scratch const smem         = shared();
         int const thread           = device::thread_again();
         int const lane             = thread % device::warp_size;
         int const warp             = thread / device::warp_size;
-        int const coordinates      = mine.at->run.keys.coordinates;
+        int const coordinates      = smem.task->run.keys.coordinates;
         using rows                 = attend_rows<T, Kind>;
         constexpr float code_scale = rows::coded ? code_unit : 1.0F;
         device::sync(); // all queries are there, and the fragments before these have been read
         for (int g = warp; g < most_queries; g += attend_warps)
         {
-            float* const q = mine.q + g * row();
+            float* const q = smem.q + g * row();
             float largest  = 0.0F;
             for (int c = lane; c < coordinates; c += device::warp_size) { largest = fmaxf(largest, fabsf(q[c])); }
             for (int step = device::warp_size / 2; step > 0; step /= 2)
@@ -389,21 +390,21 @@ struct attend_block
             int const e         = exponent < 20 ? 20 : exponent > 230 ? 230 : exponent;
             float const unit    = mdkv::detail::float_of_bits(static_cast<std::uint32_t>(e - 8) << 23U);
             float const inverse = mdkv::detail::float_of_bits(static_cast<std::uint32_t>(254 + 8 - e) << 23U);
-            if (lane == 0) { mine.factor[g] = unit / code_scale; }
+            if (lane == 0) { smem.factor[g] = unit / code_scale; }
             for (int k = 0; rows::coded && k * group_size < coordinates; ++k)
             {
                 int const c     = k * group_size + lane;
                 float const low = c < coordinates ? q[c] : 0.0F;
                 float const sum =
                     sum_of_lanes(low + (c + device::warp_size < coordinates ? q[c + device::warp_size] : 0.0F));
-                if (lane == 0) { mine.query_sums[k * most_queries + g] = sum * inverse * code_scale; }
+                if (lane == 0) { smem.query_sums[k * most_queries + g] = sum * inverse * code_scale; }
             }
             int const steps = rows::coded ? (coordinates + group_size - 1) / group_size * rows::steps(group_size)
                                           : rows::steps(coordinates);
             for (int j = lane; j < 4 * steps; j += device::warp_size)
             {
                 rows::write_fragment(q, coordinates, inverse, j / 4, j % 4,
-                    mine.to_tensors + (j / 4 * rows::query_fragments * device::warp_size + 4 * g + j % 4));
+                    smem.to_tensors + (j / 4 * rows::query_fragments * device::warp_size + 4 * g + j % 4));
             }
         }
         device::sync();

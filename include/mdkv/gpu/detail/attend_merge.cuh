@@ -52,7 +52,7 @@ struct attend_outputs
 /// is not inlined: a kernel that calls it keeps its registers, and whichever kernel does gets the same bits.
 template <element T, element U>
 [[gnu::noinline]] __device__ void merge_slices(attend_states const states, attend_outputs<U> const& outputs,
-    attend_sequence const& own, index_t head, int number, int slices)
+    attend_sequence const& sequence, index_t head, int number, int slices)
 {
     constexpr int size            = device::warp_size;
     constexpr int each            = 4; // columns that a lane takes at once
@@ -64,9 +64,10 @@ template <element T, element U>
     int const column_blocks       = states.column_blocks();
     int const entries             = slices * bases;
     index_t const of_slice        = states.block_floats();
-    index_t const of_column_block = of_slice * own.slices;
-    index_t const item            = head * own.query_blocks() + number / attend_queries;
-    float* const first = states.state(own.first_block + item * column_blocks * own.slices, 0, number % attend_queries);
+    index_t const of_column_block = of_slice * sequence.slices;
+    index_t const item            = head * sequence.query_blocks() + number / attend_queries;
+    float* const first =
+        states.state(sequence.first_block + item * column_blocks * sequence.slices, 0, number % attend_queries);
     index_t const of_basis = states.state(0, 1, 0) - states.begin;
     float* const sums      = reinterpret_cast<float*>(device::shared_memory() + device::warp() * attend_ring);
     device::sync_warp(); // the sums of the query before have been read
@@ -162,9 +163,9 @@ template <element T, element U>
         coded += state[1] * state[0];
     }
     coded                  = sum_of_lanes(coded);
-    head_entry const entry = own.heads[head];
-    index_t const row      = head * (own.head_rows / own.tokens) + number / own.tokens;
-    index_t const token    = own.first_token + number % own.tokens;
+    head_entry const entry = sequence.heads[head];
+    index_t const row      = head * (sequence.head_rows / sequence.tokens) + number / sequence.tokens;
+    index_t const token    = sequence.first_token + number % sequence.tokens;
     MDKV_ROLLED
     for (int c = lane; c < values; c += each * size)
     {
@@ -177,7 +178,7 @@ template <element T, element U>
             sum[j]     = sums[columns[j]];
         }
         auto const rows = static_cast<int>(entry.value_columns);
-        with_matrix<T>(own.arena + entry.value_projection, [&](auto const& element) {
+        with_matrix<T>(sequence.arena + entry.value_projection, [&](auto const& element) {
             MDKV_ROLLED
             for (int i = 0; i < rows; i += at_once)
             {
@@ -202,7 +203,7 @@ template <element T, element U>
             if (coded != 0.0F)
             {
                 index_t const mean = index_t{2} * states.sizes.keys + columns[j];
-                sum[j] += coded * mdkv::detail::matrix_at<T>(own.arena, entry.channels, mean);
+                sum[j] += coded * mdkv::detail::matrix_at<T>(sequence.arena, entry.channels, mean);
             }
             if (c + j * size < values) { outputs.output(row, token, columns[j]) = narrow<U>(sum[j] * weight); }
         }

@@ -99,31 +99,31 @@ struct attend_rows
     {
         if constexpr (coded)
         {
-            int const k     = step / steps(group);
-            int const own   = n - k * group < group ? n - k * group : group;
-            int const bytes = Kind == storage::int4 ? (own + 1) / 2 : own;
-            int const b     = step % steps(group) * 16 + 4 * p;
-            auto const at   = [&](int e, int first, int end) {
+            int const k       = step / steps(group);
+            int const size    = n - k * group < group ? n - k * group : group;
+            int const bytes   = Kind == storage::int4 ? (size + 1) / 2 : size;
+            int const b       = step % steps(group) * 16 + 4 * p;
+            auto const scaled = [&](int e, int first, int end) {
                 return b + e < bytes && first + b + e < end ? q[k * group + first + b + e] * factor : 0.0F;
             };
             for (int j = 0; j < 2; ++j)
             {
                 std::uint32_t limbs[2];
-                to_limbs<half, 2>(at(j, 0, own), at(j + 2, 0, own), limbs);
+                to_limbs<half, 2>(scaled(j, 0, size), scaled(j + 2, 0, size), limbs);
                 to->of[0][j] = limbs[0];
-                to->of[1][j] = Kind == storage::int8
-                                   ? limbs[1]
-                                   : device::pair<half>(at(j, bytes, own) / 16.0F, at(j + 2, bytes, own) / 16.0F);
+                to->of[1][j] = Kind == storage::int8 ? limbs[1]
+                                                     : device::pair<half>(scaled(j, bytes, size) / 16.0F,
+                                                         scaled(j + 2, bytes, size) / 16.0F);
             }
         }
         else
         {
-            auto const at = [&](int c) { return c < n ? q[c] * factor : 0.0F; };
+            auto const scaled = [&](int c) { return c < n ? q[c] * factor : 0.0F; };
             for (int j = 0; j < 2; ++j)
             {
                 int const c = 16 * step + 2 * p + 8 * j;
                 std::uint32_t limbs[std::size_t{query_limbs}];
-                to_limbs<limb, query_limbs>(at(c), at(c + 1), limbs);
+                to_limbs<limb, query_limbs>(scaled(c), scaled(c + 1), limbs);
                 for (int i = 0; i < 2 * query_fragments; ++i)
                 {
                     to[i / 2 * device::warp_size].of[i % 2][j] = i < query_limbs ? limbs[i] : 0U;
@@ -146,14 +146,14 @@ struct attend_rows
         return sixteen * static_cast<int>(stored_bytes(Kind, n, 2));
     }
 
-    /// Where byte `at` of row `number` lies in a tile's shared memory. Rows of plain numbers are `plain_step` apart. In rows of
-    /// codes, sectors of 32 bytes are swapped, so that words which lanes load at once lie in different banks: the words of
+    /// Where byte `byte` of row `number` lies in a tile's shared memory. Rows of plain numbers are `plain_step` apart. In rows
+    /// of codes, sectors of 32 bytes are swapped, so that words which lanes load at once lie in different banks: the words of
     /// lanes with p and p + 1 are 64 bytes apart in keys, 128 in values of 4 bits, 256 in values of 8.
-    [[nodiscard]] MDKV_HD static constexpr int smem_offset(bool values, int number, int at)
+    [[nodiscard]] MDKV_HD static constexpr int smem_offset(bool values, int number, int byte)
     {
-        if constexpr (!coded) { return number * plain_step + at; }
+        if constexpr (!coded) { return number * plain_step + byte; }
         int const sector = !values ? number % 2 : Kind == storage::int4 ? number % 4 : number / 2 % 4;
-        return number * row + (at ^ sector * 32);
+        return number * row + (byte ^ sector * 32);
     }
     [[nodiscard]] MDKV_HD static constexpr int smem_offset(bool values, int offset)
     {
@@ -327,22 +327,22 @@ struct attend_rows
         }
     }
 
-    /// The same for a group of codes, number `k` of its unit, of `own` coordinates.
-    __device__ static void add_codes(int lane, std::byte const* tile, int k, int own,
+    /// The same for a group of codes, number `k` of its unit, of `size` coordinates.
+    __device__ static void add_codes(int lane, std::byte const* tile, int k, int size,
         std::uint32_t const (&w)[std::size_t{weight_limbs}][2], float (*sums)[4])
     {
         auto const add = [&](int l, int in_row, int half) {
             MDKV_UNROLL
             for (int h = 0; h < (Kind == storage::int8 ? 2 : 1); ++h)
             {
-                // unwritten: codes of tokens without weight are multiplied by 0, coordinates beyond `own` not used
+                // unwritten: codes of tokens without weight are multiplied by 0, coordinates beyond `size` not used
                 auto const q = device::load<uint4>(tile + value_words(l, k, in_row, h * half));
                 multiply_values(q.x, q.y, w, sums + 2 * h);
                 multiply_values(q.z, q.w, w, sums + 2 * h + 1);
             }
         };
-        if (own == group) { add(lane, words(group), middle(group)); }
-        else { add(device::thread_again() % device::warp_size, words(own), middle(own)); }
+        if (size == group) { add(lane, words(group), middle(group)); }
+        else { add(device::thread_again() % device::warp_size, words(size), middle(size)); }
     }
     /// Sums of two coordinates from their words; in 4 bits the high halves' sums are two further on, and 16 times as large.
     __device__ static void multiply_values(std::uint32_t first, std::uint32_t second,

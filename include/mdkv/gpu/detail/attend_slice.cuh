@@ -62,44 +62,45 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     __device__ void operator()() const
     {
         static_assert(attend_warps * attend_ring >= attend_warps * most_queries * Columns * int{sizeof(float)});
-        work& at = *shared().at;
-        if (device::thread() == 0) { this->begin(at); }
+        work& task = *shared().task;
+        if (device::thread() == 0) { this->begin(task); }
         device::sync();
-        if (device::thread_again() < device::warp_size) { this->cut(at); }
+        if (device::thread_again() < device::warp_size) { this->cut(task); }
         device::sync();
-        if (at.slice >= at.slices) { return; } // the merge knows
+        if (task.slice >= task.slices) { return; } // the merge knows
         while (true)
         {
-            if (device::thread_again() < device::warp_size) { this->next_run(at); }
+            if (device::thread_again() < device::warp_size) { this->next_run(task); }
             device::sync();
-            if (at.first == at.end) { break; }
+            if (task.first == task.end) { break; }
             this->load_queries();
             sums all;
             all.clear();
-            storage const kind = at.run.keys.kind;
+            storage const kind = task.run.keys.kind;
             if (kind == storage::plain) { attend_run<storage::plain>(all); }
             else if (kind == storage::int8) { attend_run<storage::int8>(all); }
             else { attend_run<storage::int4>(all); }
             leave(all);
         }
-        states.clear_others(at.block, at.visited);
+        states.clear_others(task.block, task.visited);
         if (arrivals != nullptr) { merge_if_last(); }
     }
 
     /// Merges the queries of the block if all other blocks of their slices and columns have ended.
     __device__ void merge_if_last() const
     {
-        work& at = *shared().at;
+        work& task = *shared().task;
         device::sync(); // all of the block's states are written
         if (device::thread_again() == 0)
         {
-            index_t const item = at.head * at.sequence->query_blocks() + at.first_query / most_queries;
-            at.last = last_to_arrive(arrivals + (at.sequence->first_item + item), states.column_blocks() * at.slices);
+            index_t const item = task.head * task.sequence->query_blocks() + task.first_query / most_queries;
+            task.last =
+                last_to_arrive(arrivals + (task.sequence->first_item + item), states.column_blocks() * task.slices);
         }
         device::sync();
-        for (int g = device::thread_again() / device::warp_size; at.last && g < at.queries; g += attend_warps)
+        for (int g = device::thread_again() / device::warp_size; task.last && g < task.queries; g += attend_warps)
         {
-            merge_slices<T>(states, outputs, *at.sequence, at.head, at.first_query + g, at.slices);
+            merge_slices<T>(states, outputs, *task.sequence, task.head, task.first_query + g, task.slices);
         }
     }
 
@@ -107,48 +108,52 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     template <storage Kind>
     __device__ void attend_run(sums& all) const
     {
-        scratch const mine = shared();
-        work& at           = *mine.at;
+        scratch const smem = shared();
+        work& task         = *smem.task;
         using rows         = attend_rows<T, Kind>;
         if (device::thread() == 0)
         {
-            at.copies = attend_units<T, Kind>::copies_of(at.run, at.columns());
+            task.copies = attend_units<T, Kind>::copies_of(task.run, task.columns());
             // Full tiles are stored as 16 tokens, although the last tokens of a tail may not exist yet.
-            int const stored  = static_cast<int>(at.run.keys.stored) / sixteen;
-            int const some    = (at.end + sixteen - 1) / sixteen;
-            at.tiles          = some;
-            at.full_tiles     = !rows::regular(at.run.keys, at.run.values, at.copies.align) ? 0
-                                : stored < some                                             ? stored
-                                                                                            : some;
-            at.unmasked_tiles = at.masked ? 0 : at.end / sixteen < at.full_tiles ? at.end / sixteen : at.full_tiles;
+            int const stored    = static_cast<int>(task.run.keys.stored) / sixteen;
+            int const some      = (task.end + sixteen - 1) / sixteen;
+            task.tiles          = some;
+            task.full_tiles     = !rows::regular(task.run.keys, task.run.values, task.copies.align) ? 0
+                                  : stored < some                                                   ? stored
+                                                                                                    : some;
+            task.unmasked_tiles = task.masked                            ? 0
+                                  : task.end / sixteen < task.full_tiles ? task.end / sixteen
+                                                                         : task.full_tiles;
             // Most models' keys and values have as many coordinates as a block has columns: constants cost no branches.
-            at.fixed_dims = at.run.keys.coordinates == Columns && at.run.values.coordinates == Columns;
-            at.rounds     = 0;
-            if (int const tiles = at.unmasked_tiles - at.first / sixteen; rows::coded && at.fixed_dims && tiles > 0)
+            task.fixed_dims = task.run.keys.coordinates == Columns && task.run.values.coordinates == Columns;
+            task.rounds     = 0;
+            if (int const tiles = task.unmasked_tiles - task.first / sixteen;
+                rows::coded && task.fixed_dims && tiles > 0)
             {
-                at.rounds = tiles / attend_pairs_stride;
+                task.rounds = tiles / attend_pairs_stride;
             }
         }
         this->template write_fragments<Kind>(); // all threads meet before and after
         if constexpr (rows::coded)
         {
-            if (at.rounds > 0) { attend_rounds<Kind>(all); }
+            if (task.rounds > 0) { attend_rounds<Kind>(all); }
         }
         int const thread      = device::thread_again();
         int const lane        = thread % device::warp_size;
         int const warp        = thread / device::warp_size;
-        int tile              = at.first / sixteen + at.rounds * attend_pairs_stride + warp;
-        std::byte* const ring = mine.ring + warp * attend_ring;
-        auto const factor     = device::load<float2>(mine.factor + lane % 4 * 2);
-        attend_units<T, Kind> arriving{lane, at.run, at.copies, at.column_block * Columns, ring, tile, at.full_tiles};
-        if (!rows::coded && at.fixed_dims)
+        int tile              = task.first / sixteen + task.rounds * attend_pairs_stride + warp;
+        std::byte* const ring = smem.ring + warp * attend_ring;
+        auto const factor     = device::load<float2>(smem.factor + lane % 4 * 2);
+        attend_units<T, Kind> arriving{
+            lane, task.run, task.copies, task.column_block * Columns, ring, tile, task.full_tiles};
+        if (!rows::coded && task.fixed_dims)
         {
-            for (int const end = at.unmasked_tiles; tile < end; tile += attend_warps)
+            for (int const end = task.unmasked_tiles; tile < end; tile += attend_warps)
             {
                 attend_tile<Kind, true>(arriving, tile, lane, factor, all);
             }
         }
-        for (int const end = at.tiles; tile < end; tile += attend_warps)
+        for (int const end = task.tiles; tile < end; tile += attend_warps)
         {
             attend_tile<Kind, false>(arriving, tile, lane, factor, all);
         }
@@ -160,13 +165,13 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     __device__ void attend_rounds(sums& all) const
     {
         using pairs        = attend_pairs<T, Kind, Columns>;
-        scratch const mine = shared();
-        work& at           = *mine.at;
+        scratch const smem = shared();
+        work& task         = *smem.task;
         int const thread   = device::thread_again();
         int const lane     = thread % device::warp_size;
         int const warp     = thread / device::warp_size;
         pairs arriving{
-            lane, at.run, at.copies, mine.ring + warp * attend_ring, at.first / sixteen + 2 * warp, at.rounds};
+            lane, task.run, task.copies, smem.ring + warp * attend_ring, task.first / sixteen + 2 * warp, task.rounds};
         while (arriving.more()) { attend_pair<Kind>(arriving, lane, all); }
         arriving.drain();
     }
@@ -178,9 +183,9 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         using pairs             = attend_pairs<T, Kind, Columns>;
         using rows              = typename pairs::rows;
         constexpr int groups    = rows::unit / group_size;
-        scratch const mine      = shared();
-        fragments const* q      = mine.to_tensors;
-        float const* query_sums = mine.query_sums;
+        scratch const smem      = shared();
+        fragments const* q      = smem.to_tensors;
+        float const* query_sums = smem.query_sums;
         float x[pairs::tiles][4]{};
         MDKV_UNROLL
         for (int u = 0; u < pairs::units; ++u)
@@ -189,7 +194,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             q += rows::steps(rows::unit) * device::warp_size;
             query_sums += groups * attend_queries;
         }
-        all.soften(x, device::load<float2>(mine.factor + lane % 4 * 2));
+        all.soften(x, device::load<float2>(smem.factor + lane % 4 * 2));
         MDKV_UNROLL
         for (int u = 0; u < pairs::units; ++u)
         {
@@ -218,27 +223,27 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         using rows                = attend_rows<T, Kind>;
         constexpr int unit        = rows::unit;
         constexpr int unit_groups = (unit < Columns ? unit : Columns) / group_size;
-        scratch const mine        = shared();
-        work const& at            = *mine.at;
-        int const keys            = Unmasked ? Columns : at.run.keys.coordinates;
-        int const values          = Unmasked ? Columns : at.columns();
+        scratch const smem        = shared();
+        work const& task          = *smem.task;
+        int const keys            = Unmasked ? Columns : task.run.keys.coordinates;
+        int const values          = Unmasked ? Columns : task.columns();
         bool is_full              = true;
         int count                 = sixteen;
-        if (!Unmasked && tile >= at.unmasked_tiles)
+        if (!Unmasked && tile >= task.unmasked_tiles)
         {
-            is_full = tile < at.full_tiles;
-            count   = tile * sixteen + sixteen <= at.end ? sixteen : at.end - tile * sixteen;
+            is_full = tile < task.full_tiles;
+            count   = tile * sixteen + sixteen <= task.end ? sixteen : task.end - tile * sixteen;
         }
         auto const next = [&](bool of_values, int first, int n) -> std::byte* {
             if (is_full) { return arriving.next(); }
             device::sync_warp(); // all lanes have read what was here
-            std::byte* const ring = mine.ring + device::thread_again() / device::warp_size * attend_ring;
-            attend_numbers<T, Kind>{of_values ? at.run.values : at.run.keys, tile, count, n, first}.write(
+            std::byte* const ring = smem.ring + device::thread_again() / device::warp_size * attend_ring;
+            attend_numbers<T, Kind>{of_values ? task.run.values : task.run.keys, tile, count, n, first}.write(
                 of_values, ring);
             return ring;
         };
-        fragments const* q      = mine.to_tensors;
-        float const* query_sums = mine.query_sums;
+        fragments const* q      = smem.to_tensors;
+        float const* query_sums = smem.query_sums;
         float x[1][4]{};
         MDKV_ROLLED
         for (int first = 0; first < keys; first += unit)
@@ -248,7 +253,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             q += rows::steps(unit) * rows::query_fragments * device::warp_size;
             query_sums += unit / group_size * attend_queries;
         }
-        if (!Unmasked && tile >= at.unmasked_tiles) { hide<Kind>(tile, count, x[0]); }
+        if (!Unmasked && tile >= task.unmasked_tiles) { hide<Kind>(tile, count, x[0]); }
         all.soften(x, factor);
         std::uint32_t w[std::size_t{rows::weight_limbs}][2];
         if constexpr (!rows::coded) { transposed<typename rows::limb, rows::weight_limbs>(x[0], w); }
@@ -257,7 +262,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         {
             if (v > 0 && v * unit >= values) { break; }
             int const n          = values - v * unit < unit ? values - v * unit : unit;
-            std::byte* const now = next(true, at.column_block * Columns + v * unit, n);
+            std::byte* const now = next(true, task.column_block * Columns + v * unit, n);
             if constexpr (!rows::coded)
             {
                 if (is_full && count < sixteen)
@@ -286,14 +291,15 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     template <storage Kind>
     __device__ void hide(int tile, int count, float (&x)[4]) const
     {
-        int const lane = device::thread_again() % device::warp_size;
-        work const& at = *shared().at;
-        int const n    = at.sequence->tokens;
+        int const lane   = device::thread_again() % device::warp_size;
+        work const& task = *shared().task;
+        int const n      = task.sequence->tokens;
         for (int i = 0; i < 4; ++i)
         {
-            int const g     = at.first_query + lane % 4 * 2 + i % 2;
+            int const g     = task.first_query + lane % 4 * 2 + i % 2;
             int const token = attend_rows<T, Kind>::coded ? lane / 4 * 2 + i / 2 : lane / 4 + i / 2 * 8;
-            int const seen  = at.masked ? static_cast<int>(at.run.tokens) - (n - 1 - g % n) - tile * sixteen : sixteen;
+            int const seen =
+                task.masked ? static_cast<int>(task.run.tokens) - (n - 1 - g % n) - tile * sixteen : sixteen;
             if (token >= count || token >= seen) { x[i] = mdkv::detail::empty_lse; }
         }
     }
@@ -301,21 +307,21 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     /// Joins the warps' softmaxes and sums of a run into the block's state of its basis, and clears them.
     __device__ void leave(sums all) const
     {
-        scratch const mine = shared();
-        work& at           = *mine.at;
+        scratch const smem = shared();
+        work& task         = *smem.task;
         int const thread   = device::thread_again();
         int const lane     = thread % device::warp_size;
         int const warp     = thread / device::warp_size;
-        auto* const joined = reinterpret_cast<float*>(mine.ring); // [warps, most_queries, Columns]
-        int const number   = states.basis(at.run.basis);
+        auto* const joined = reinterpret_cast<float*>(smem.ring); // [warps, most_queries, Columns]
+        int const number   = states.basis(task.run.basis);
         all.join_lanes();
         device::sync(); // no warp reads its ring any more
         if (lane < 4)
         {
             for (int i = 0; i < 2; ++i)
             {
-                mine.tops[warp * most_queries + 2 * lane + i]   = all.top_of(i);
-                mine.totals[warp * most_queries + 2 * lane + i] = all.total[i];
+                smem.tops[warp * most_queries + 2 * lane + i]   = all.top_of(i);
+                smem.totals[warp * most_queries + 2 * lane + i] = all.total[i];
             }
         }
         device::sync();
@@ -323,45 +329,45 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         for (int i = 0; i < 2; ++i)
         {
             int const g     = lane % 4 * 2 + i;
-            float const top = largest_of(mine.tops, g);
+            float const top = largest_of(smem.tops, g);
             factor[i]       = all.total[i] == 0.0F ? 0.0F : device::exp2(all.top_of(i) - top);
         }
         float* const to = joined + warp * most_queries * Columns;
-        all.write(lane, to, factor, at.run.values.kind, at.columns());
+        all.write(lane, to, factor, task.run.values.kind, task.columns());
         device::sync();
         // A query's softmax in the run, and in the runs before it.
         auto const softmax = [&](int g) {
-            mdkv::detail::softmax_state now{largest_of(mine.tops, g), 0.0F};
+            mdkv::detail::softmax_state now{largest_of(smem.tops, g), 0.0F};
             for (int w = 0; w < attend_warps; ++w)
             {
-                float const own = mine.totals[w * most_queries + g];
-                if (own != 0.0F) { now.sum += own * device::exp2(mine.tops[w * most_queries + g] - now.largest); }
+                float const own = smem.totals[w * most_queries + g];
+                if (own != 0.0F) { now.sum += own * device::exp2(smem.tops[w * most_queries + g] - now.largest); }
             }
-            if (at.run.basis == run_basis::rotated) { now.largest += mine.with_mean[g]; } // keys are centred
+            if (task.run.basis == run_basis::rotated) { now.largest += smem.with_mean[g]; } // keys are centred
             return now;
         };
-        if (thread < at.queries)
+        if (thread < task.queries)
         {
-            float* const state = states.state(at.block, number, thread);
+            float* const state = states.state(task.block, number, thread);
             auto all_of_basis =
-                at.visited[number] ? mdkv::detail::softmax_state{state[0], state[1]} : mdkv::detail::softmax_state{};
+                task.visited[number] ? mdkv::detail::softmax_state{state[0], state[1]} : mdkv::detail::softmax_state{};
             auto const by              = all_of_basis.merge(softmax(thread));
-            mine.joins[2 * thread]     = by.first;
-            mine.joins[2 * thread + 1] = by.second;
+            smem.joins[2 * thread]     = by.first;
+            smem.joins[2 * thread + 1] = by.second;
             state[0]                   = all_of_basis.largest;
             state[1]                   = all_of_basis.sum;
         }
         device::sync();
-        for (int i = thread; i < at.queries * Columns; i += threads)
+        for (int i = thread; i < task.queries * Columns; i += threads)
         {
             int const g      = i / Columns;
-            float* const sum = states.state(at.block, number, g) + 2 + i % Columns;
+            float* const sum = states.state(task.block, number, g) + 2 + i % Columns;
             float now        = 0.0F;
             for (int w = 0; w < attend_warps; ++w) { now += joined[w * most_queries * Columns + i]; }
-            *sum = (at.visited[number] ? *sum * mine.joins[2 * g] : 0.0F) + now * mine.joins[2 * g + 1];
+            *sum = (task.visited[number] ? *sum * smem.joins[2 * g] : 0.0F) + now * smem.joins[2 * g + 1];
         }
         device::sync(); // all threads have read what the next run writes
-        if (thread == 0) { at.visited[number] = true; }
+        if (thread == 0) { task.visited[number] = true; }
     }
 
     [[nodiscard]] __device__ static float largest_of(float const* tops, int g)

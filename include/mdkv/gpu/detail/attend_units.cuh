@@ -27,9 +27,9 @@ __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int s
     // Four rows that Rows::smem_offset swaps alike are copied at once.
     constexpr int apart = Rows::coded && Values && Rows::kind == storage::int8 ? 2 : 1;
     int const first     = lane / lanes * apart;
-    int const at        = lane % lanes * Bytes;
+    int const column    = lane % lanes * Bytes;
     int const between   = step == 0 ? copied_row : step;
-    from += first * between + at;
+    from += first * between + column;
     MDKV_UNROLL
     for (int j = 0; j < rows; j += at_once)
     {
@@ -39,10 +39,10 @@ __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int s
         MDKV_UNROLL
         for (int i = 0; i < copied_row; i += lanes * Bytes)
         {
-            bool const in_range = !Exact ? (step == 0 ? row * copied_row : 0) + at + i < n
-                                  : last ? first == 0 && (Size % copied_row == 0 || at + i < Size % copied_row)
+            bool const in_range = !Exact ? (step == 0 ? row * copied_row : 0) + column + i < n
+                                  : last ? first == 0 && (Size % copied_row == 0 || column + i < Size % copied_row)
                                          : true;
-            if (in_range) { device::copy_async<Bytes>(to + Rows::smem_offset(Values, row, at + i), from + i); }
+            if (in_range) { device::copy_async<Bytes>(to + Rows::smem_offset(Values, row, column + i), from + i); }
         }
         from += (before(j + at_once) - before(j)) * between;
     }

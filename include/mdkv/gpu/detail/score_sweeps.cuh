@@ -160,7 +160,7 @@ private:
     __device__ void add_tile(
         detail::score_block const& block, index_t split, index_t first, int count, bool exact_keys) const
     {
-        index_t const own = split * tiling.token_warps() + device::warp() % tiling.token_warps();
+        index_t const warp_split = split * tiling.token_warps() + device::warp() % tiling.token_warps();
         for (int p = tiling.share(); p * detail::score_panel < plan.rows; p += tiling.shares())
         {
             int const row         = p * detail::score_panel + block.row;
@@ -170,7 +170,7 @@ private:
             {
                 if (i == 0 || !exact_keys) { block.template multiply<T>(logits, i, p); }
                 if (i == 0 && !exact) { continue; }
-                detail::add_to_state(states.largest(block.head, own, i) + row, plan.rows, logits, hidden);
+                detail::add_to_state(states.largest(block.head, warp_split, i) + row, plan.rows, logits, hidden);
             }
         }
     }
@@ -361,7 +361,7 @@ private:
     }
 
     /// Writes the losses of this thread's token at every rung.
-    __device__ void write(index_t head, index_t at, detail::score_thread_sums const& sums) const
+    __device__ void write(index_t head, index_t index, detail::score_thread_sums const& sums) const
     {
         int const token     = device::thread();
         float const squared = sums.joined(sums.squares(), 0, token);
@@ -369,9 +369,9 @@ private:
         auto const total    = [&](int softmax) { return sums.joined(sums.probabilities(), softmax, token, plan.norm); };
         float const mass    = mdkv::detail::mass_of(plan, total(0));
         float kept          = 0;
-        if (plan.terms != nullptr) { plan.term(head, 0)[at] = mass; }
-        if (plan.dropped >= 0) { loss(head, plan.dropped, at) = mdkv::detail::dropped_loss(mass, length); }
-        if (plan.full >= 0) { loss(head, plan.full, at) = 0; }
+        if (plan.terms != nullptr) { plan.term(head, 0)[index] = mass; }
+        if (plan.dropped >= 0) { loss(head, plan.dropped, index) = mdkv::detail::dropped_loss(mass, length); }
+        if (plan.full >= 0) { loss(head, plan.full, index) = 0; }
         for (int r = 0; r < plan.count; ++r)
         {
             detail::score_rung const& u = plan.rungs[r];
@@ -382,8 +382,8 @@ private:
                 missing += mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests(), r, token)
                                                                           : squared - kept;
             }
-            mdkv::detail::write_loss(
-                plan, r, loss, head, at, total(u.softmax), mass, length, missing, sums.joined(sums.spread(), r, token));
+            mdkv::detail::write_loss(plan, r, loss, head, index, total(u.softmax), mass, length, missing,
+                sums.joined(sums.spread(), r, token));
         }
     }
 };
