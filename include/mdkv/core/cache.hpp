@@ -50,7 +50,7 @@ namespace MDKV_NAMESPACE
 //                 multiplied with the Hadamard matrix of its size over the root of that size, block by block if the size
 //                 is no power of two.
 //
-// Every tile before the last takes 16 * stored_bytes(kind, r) bytes, so token t's tile begins at t / 16 times that.
+// Every tile before the last takes 16 * coordinate_bytes(kind, r) bytes, so token t's tile begins at t / 16 times that.
 
 inline constexpr index_t tile_tokens = 16;
 
@@ -129,11 +129,11 @@ struct cache_layout
     /// Bytes of one token's key, or value, at rung r.
     [[nodiscard]] MDKV_HD constexpr index_t key_bytes(std::size_t r, index_t element_bytes) const noexcept
     {
-        return stored_bytes(kinds[r], key_coordinates[r], element_bytes);
+        return coordinate_bytes(kinds[r], key_coordinates[r], element_bytes);
     }
     [[nodiscard]] MDKV_HD constexpr index_t value_bytes(std::size_t r, index_t element_bytes) const noexcept
     {
-        return stored_bytes(kinds[r], value_coordinates[r], element_bytes);
+        return coordinate_bytes(kinds[r], value_coordinates[r], element_bytes);
     }
 
     /// Whether stand-ins end the exact run, or that of a rung of whole vectors.

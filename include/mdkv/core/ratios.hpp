@@ -25,7 +25,7 @@ enum class storage : std::uint8_t
 inline constexpr index_t quantised_group = 64;
 
 /// Bytes of n coordinates of one token: elements, or codes and 4 bytes for each group.
-[[nodiscard]] MDKV_HD constexpr index_t stored_bytes(storage kind, index_t n, index_t element_bytes) noexcept
+[[nodiscard]] MDKV_HD constexpr index_t coordinate_bytes(storage kind, index_t n, index_t element_bytes) noexcept
 {
     if (kind == storage::plain) { return n * element_bytes; }
     index_t const groups = (n + quantised_group - 1) / quantised_group;
@@ -147,8 +147,8 @@ public:
     [[nodiscard]] MDKV_OUTLINE constexpr index_t bytes(
         std::size_t r, head_dims dims, index_t element_bytes) const noexcept
     {
-        return stored_bytes(rungs_[r].kind, coordinates(r, dims.keys), element_bytes)
-               + stored_bytes(rungs_[r].kind, coordinates(r, dims.values), element_bytes);
+        return coordinate_bytes(rungs_[r].kind, coordinates(r, dims.keys), element_bytes)
+               + coordinate_bytes(rungs_[r].kind, coordinates(r, dims.values), element_bytes);
     }
 
     /// Whether a rung needs projections.

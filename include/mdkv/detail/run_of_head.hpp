@@ -31,7 +31,7 @@ struct coded_group
         : coordinates{all - number * size < size ? all - number * size : size}
         , bytes{kind_ == storage::int8 ? coordinates : (coordinates + 1) / 2}
         , width{width_}
-        , scales{width_ * number * static_cast<int>(stored_bytes(kind_, size, 0))}
+        , scales{width_ * number * static_cast<int>(coordinate_bytes(kind_, size, 0))}
         , minima{scales + width_ * int{sizeof(half)}}
         , codes{minima + width_ * int{sizeof(half)}}
         , by_token{by_token_}
@@ -171,7 +171,7 @@ template <element T, class Cache>
                                      : cache.heads[h].exact;
     auto const rows      = [&](index_t from, index_t coordinates, bool of_values) {
         return run_rows{(tail ? cache.tail : cache.arena) + from, run.tokens, static_cast<int>(coordinates),
-            static_cast<int>(stored_bytes(kind, coordinates, unit)), unit, kind, of_values};
+            static_cast<int>(coordinate_bytes(kind, coordinates, unit)), unit, kind, of_values};
     };
     return {rows(run.keys, dims.keys, false), rows(run.values, dims.values, true),
         // race: move_tail lets the count fall to run.tokens, which is the minimum before and after

@@ -47,13 +47,13 @@ TEST_CASE("a set without projected rungs needs no projection")
 
 TEST_CASE("a quantised vector costs its codes and four bytes for every group of 64 coordinates")
 {
-    static_assert(stored_bytes(storage::plain, 40, 2) == 80);
-    static_assert(stored_bytes(storage::int8, 64, 2) == 64 + 4);
-    static_assert(stored_bytes(storage::int4, 64, 2) == 32 + 4);
-    static_assert(stored_bytes(storage::int4, 65, 4) == 33 + 8);
-    static_assert(stored_bytes(storage::int4, 5, 4) == 3 + 4);
-    static_assert(stored_bytes(storage::int8, 1, 2) == 5);
-    static_assert(stored_bytes(storage::int8, 0, 2) == 0);
+    static_assert(coordinate_bytes(storage::plain, 40, 2) == 80);
+    static_assert(coordinate_bytes(storage::int8, 64, 2) == 64 + 4);
+    static_assert(coordinate_bytes(storage::int4, 64, 2) == 32 + 4);
+    static_assert(coordinate_bytes(storage::int4, 65, 4) == 33 + 8);
+    static_assert(coordinate_bytes(storage::int4, 5, 4) == 3 + 4);
+    static_assert(coordinate_bytes(storage::int8, 1, 2) == 5);
+    static_assert(coordinate_bytes(storage::int8, 0, 2) == 0);
     static_assert(bit_ratios.bytes(1, {64, 40}, 2) == 36 + (20 + 4));
     CHECK(bit_ratios.bytes(3, {64, 40}, 4) == 416);
 }

@@ -56,8 +56,8 @@ struct attend_numbers
             std::byte* const copy = ring + attend_ring / 2;
             if constexpr (rows::coded)
             {
-                copy_by_warp(lane, from + width * static_cast<int>(stored_bytes(Kind, first, 0)),
-                    width * static_cast<int>(stored_bytes(Kind, n, 0)), copy);
+                copy_by_warp(lane, from + width * static_cast<int>(coordinate_bytes(Kind, first, 0)),
+                    width * static_cast<int>(coordinate_bytes(Kind, n, 0)), copy);
             }
             else if (values)
             {

@@ -70,9 +70,9 @@ struct attend_rows
     /// Bytes from one limb of plain numbers to the next, where they have several.
     static constexpr int image_bytes = sixteen * plain_step;
     /// Bytes of a group of 16 tokens, with scales and minima.
-    static constexpr int group_bytes          = coded ? sixteen * static_cast<int>(stored_bytes(Kind, group, 0)) : 0;
-    static constexpr int codes_begin          = 2 * sixteen * int{sizeof(half)};
-    static constexpr std::uint32_t low_codes  = 0x000f000fU;
+    static constexpr int group_bytes         = coded ? sixteen * static_cast<int>(coordinate_bytes(Kind, group, 0)) : 0;
+    static constexpr int codes_begin         = 2 * sixteen * int{sizeof(half)};
+    static constexpr std::uint32_t low_codes = 0x000f000fU;
     static constexpr std::uint32_t high_codes = 0x00f000f0U;
     /// Bytes of a tile in a unit, whole rows; bytes of a unit; units in a warp's shared memory.
     static constexpr int tile_bytes   = coded ? (unit / group * group_bytes + row - 1) / row * row : image_bytes;
@@ -143,7 +143,7 @@ struct attend_rows
     /// Bytes of 16 keys', or values', n coordinates, as they lie in a row.
     [[nodiscard]] MDKV_HD static constexpr int bytes(int n)
     {
-        return sixteen * static_cast<int>(stored_bytes(Kind, n, 2));
+        return sixteen * static_cast<int>(coordinate_bytes(Kind, n, 2));
     }
 
     /// Where byte `byte` of row `number` lies in a tile's shared memory. Rows of plain numbers are `plain_step` apart. In rows
