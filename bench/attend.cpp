@@ -83,7 +83,7 @@ enum class stored : std::uint8_t
     best
 };
 
-constexpr ratio_set storages{drop, part(1, 4).as(storage::int8), full_int4, full_int8, full};
+constexpr ratio_set storages{drop, fraction(1, 4).as(storage::int8), full_int4, full_int8, full};
 
 std::uint8_t rung_as(stored kind, std::mt19937& random)
 {

@@ -85,7 +85,7 @@ int main(int argc, char** argv)
             .tokens    = 19,
             .window    = 3,
             .dims      = {8, 4},
-            .rungs     = {drop, part(1, 4), part(1, 2).as(storage::int8), full_int4, full},
+            .rungs     = {drop, fraction(1, 4), fraction(1, 2).as(storage::int8), full_int4, full},
             .stand_ins = 2},
         3, 30);
     add_stored<half>(all,

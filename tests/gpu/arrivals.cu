@@ -144,8 +144,8 @@ void expects_half_the_launches(case_of_attend const& c, std::uint64_t launches)
     }
 }
 
-std::vector<rung> const codes{drop, part(1, 4).as(storage::int8), full_int4, full_int8, full};
-std::vector<rung> const rotated{drop, part(1, 8), part(3, 4).as(storage::int8), full};
+std::vector<rung> const codes{drop, fraction(1, 4).as(storage::int8), full_int4, full_int8, full};
+std::vector<rung> const rotated{drop, fraction(1, 8), fraction(3, 4).as(storage::int8), full};
 
 TEST_CASE("with counters attention takes one launch and has the same bits, whatever the group and the head dimensions")
 {

@@ -52,8 +52,8 @@ void check(packed_sizes const& sizes, index_t group, int every_rung = -1)
     expects_same<T, U>(cache, random_queries<U>(sizes.heads * group, sizes.dims.keys));
 }
 
-std::vector<rung> const codes{drop, part(1, 4).as(storage::int8), full_int4, full_int8, full};
-std::vector<rung> const rotated{drop, part(1, 8), part(3, 4).as(storage::int8), full};
+std::vector<rung> const codes{drop, fraction(1, 4).as(storage::int8), full_int4, full_int8, full};
+std::vector<rung> const rotated{drop, fraction(1, 8), fraction(3, 4).as(storage::int8), full};
 
 TEST_CASE("attention on the GPU is that of the CPU, whatever the group, the element and the head dimensions")
 {
@@ -167,7 +167,7 @@ TEST_CASE("rounding of queries and weights adds a small part of what codes lose,
 
 TEST_CASE("runs of every length around the tiles' edges are attended on the GPU")
 {
-    std::vector<rung> const rungs{drop, part(1, 4), full_int4, full_int8, full};
+    std::vector<rung> const rungs{drop, fraction(1, 4), full_int4, full_int8, full};
     for (index_t const tokens : {1, 2, 15, 16, 17, 33, 63, 64, 65, 129})
     {
         for (int const every : {1, 2, 3, 4})

@@ -33,7 +33,7 @@ using support::random_queries;
 template <class T>
 void check_behind(index_t before, rung const& stored, head_dims dims, index_t tokens)
 {
-    rung const odd   = part(3, static_cast<int>(dims.keys));
+    rung const odd   = fraction(3, static_cast<int>(dims.keys));
     auto const rungs = stored.full() ? std::vector{odd, full} : std::vector{odd, stored, full};
     packed_layer<T> layer{{.heads = 1, .tokens = before + tokens, .window = 3, .dims = dims, .rungs = rungs}, 1};
     for (index_t t = 0; t < before; ++t) { layer.rung.set(std::uint8_t{0}, 0, t); }
@@ -51,7 +51,8 @@ TEST_CASE("runs of codes are attended on the GPU wherever they begin, whatever t
     bool odd = false;
     for (head_dims const dims : dimensions)
     {
-        for (rung const& stored : {full_int4, full_int8, part(1, 2).as(storage::int4), part(3, 4).as(storage::int8)})
+        for (rung const& stored :
+            {full_int4, full_int8, fraction(1, 2).as(storage::int4), fraction(3, 4).as(storage::int8)})
         {
             odd = !odd;
             for (index_t const before : {odd ? 1 : 2, odd ? 4 : 8})
@@ -67,7 +68,7 @@ TEST_CASE("codes beside bfloat16 and float elements are attended on the GPU wher
 {
     for (head_dims const dims : {head_dims{64, 64}, {128, 128}, {200, 136}, {256, 256}})
     {
-        for (rung const& stored : {full_int4, full_int8, part(1, 2).as(storage::int8)})
+        for (rung const& stored : {full_int4, full_int8, fraction(1, 2).as(storage::int8)})
         {
             for (index_t const before : {1, 4, 8}) { check_behind<bfloat16>(before, stored, dims, 141 + before); }
             check_behind<float>(1, stored, dims, 141);
@@ -81,7 +82,7 @@ TEST_CASE("runs of plain elements are attended on the GPU wherever they begin, w
     bool odd = false;
     for (head_dims const dims : dimensions)
     {
-        for (rung const& stored : {part(1, 2), part(3, 4), full})
+        for (rung const& stored : {fraction(1, 2), fraction(3, 4), full})
         {
             odd = !odd;
             for (index_t const before : {odd ? 1 : 2, odd ? 4 : 8})

@@ -76,8 +76,8 @@ TEST_CASE("a new cache on the device is empty, aligned and of the sizes asked fo
 
 TEST_CASE("a cache taken to the device and back is the same in every byte")
 {
-    for (std::vector<rung> const& rungs :
-        {std::vector<rung>{drop, part(1, 8), part(1, 4), full}, {drop, full_int4, part(3, 4).as(storage::int8), full}})
+    for (std::vector<rung> const& rungs : {std::vector<rung>{drop, fraction(1, 8), fraction(1, 4), full},
+             {drop, full_int4, fraction(3, 4).as(storage::int8), full}})
     {
         packed_layer<half> const layer{{.heads = 3, .tokens = 70, .window = 2, .rungs = rungs}};
         auto cache = layer.packed(20);

@@ -182,7 +182,8 @@ TEST_CASE("a layer compressed on the GPU has the CPU's rungs, loss and attention
 {
     whole_layer<half> const x{
         layer<half>{{.heads = 2, .group = 2, .queries = 8, .tokens = 120, .window = 8, .dim = 32, .value_dim = 32}}};
-    expects_same(x, x.by(ratio_set{std::vector<rung>{drop, part(1, 8), part(1, 4), full}}), budget::fraction(1, 3));
+    expects_same(
+        x, x.by(ratio_set{std::vector<rung>{drop, fraction(1, 8), fraction(1, 4), full}}), budget::fraction(1, 3));
     preset coded  = x.by(ratio_set{std::vector<rung>{drop, full_int4, full_int8, full}});
     coded.pooling = {.width = 7, .kind = pooling::adaptive};
     expects_same(x, coded, budget::fraction(1, 6));

@@ -59,8 +59,8 @@ std::vector<head_entry> directory_of(cpu::cache<T> const& cache)
 /// Every storage, in the original basis and in the head's.
 std::vector<rung> storage_rungs()
 {
-    return {drop, part(1, 8), part(1, 4).as(storage::int4), part(1, 4).as(storage::int8), part(3, 4).as(storage::int4),
-        full_int4, part(3, 4).as(storage::int8), full_int8, full};
+    return {drop, fraction(1, 8), fraction(1, 4).as(storage::int4), fraction(1, 4).as(storage::int8),
+        fraction(3, 4).as(storage::int4), full_int4, fraction(3, 4).as(storage::int8), full_int8, full};
 }
 
 /// The CPU's directory and, in the emulation, its bytes. A GPU fuses products and sums where the host may not: there copies
@@ -115,8 +115,11 @@ TEST_CASE_TEMPLATE("pack on the GPU gives the CPU's bits", T, float, half, bfloa
 {
     for (head_dims const dims : {head_dims{64, 64}, {40, 96}, {128, 128}, {9, 33}, {130, 200}})
     {
-        packed_layer<T> const layer{
-            {.heads = 2, .tokens = 150, .window = 5, .dims = dims, .rungs = {drop, part(1, 8), part(1, 4), full}}};
+        packed_layer<T> const layer{{.heads = 2,
+            .tokens                         = 150,
+            .window                         = 5,
+            .dims                           = dims,
+            .rungs                          = {drop, fraction(1, 8), fraction(1, 4), full}}};
         check_same(packed_on_device(layer), layer.packed());
     }
 }
@@ -130,7 +133,7 @@ TEST_CASE("stand-ins are stored on the GPU as on the CPU, as many as a head drop
             .tokens                      = 50,
             .window                      = 5,
             .dims                        = {40, 24},
-            .rungs                       = {drop, part(1, 8), full_int4, full},
+            .rungs                       = {drop, fraction(1, 8), full_int4, full},
             .stand_ins                   = stand_ins,
             .coded_stand_ins             = coded}};
         for (index_t t = 0; t < 50; ++t)
@@ -175,7 +178,7 @@ TEST_CASE("all tokens at one rung, none, and a few around a tile's edge are the 
                                                    .tokens = tokens,
                                                    .window = window,
                                                    .dims   = {32, 16},
-                                                   .rungs  = {drop, part(1, 2), full_int4, full}},
+                                                   .rungs  = {drop, fraction(1, 2), full_int4, full}},
                     every};
                 check_same(packed_on_device(layer), layer.packed());
             }
@@ -185,9 +188,11 @@ TEST_CASE("all tokens at one rung, none, and a few around a tile's edge are the 
 
 TEST_CASE("sets without drop, without a full rung, and with the most rungs are packed as by the CPU")
 {
-    for (std::vector<rung> const& rungs : {std::vector<rung>{part(1, 4), full}, {drop, part(3, 4)}, {full}, {drop},
-             {drop, part(1, 16), part(2, 16), part(3, 16), part(4, 16), part(5, 16), part(6, 16), part(7, 16),
-                 part(8, 16), part(9, 16), part(10, 16), part(11, 16), part(12, 16), part(13, 16), part(14, 16), full}})
+    for (std::vector<rung> const& rungs :
+        {std::vector<rung>{fraction(1, 4), full}, {drop, fraction(3, 4)}, {full}, {drop},
+            {drop, fraction(1, 16), fraction(2, 16), fraction(3, 16), fraction(4, 16), fraction(5, 16), fraction(6, 16),
+                fraction(7, 16), fraction(8, 16), fraction(9, 16), fraction(10, 16), fraction(11, 16), fraction(12, 16),
+                fraction(13, 16), fraction(14, 16), full}})
     {
         packed_layer<bfloat16> const layer{{.heads = 2, .tokens = 120, .window = 3, .dims = {64, 32}, .rungs = rungs}};
         check_same(packed_on_device(layer), layer.packed());
@@ -220,7 +225,7 @@ TEST_CASE("more room than needed changes nothing, and what is behind the packed 
 TEST_CASE("where tokens do not fit or have no basis nothing is written, no head holds a token, and `needed` tells it")
 {
     packed_layer<half> layer{
-        {.heads = 3, .tokens = 50, .window = 4, .rungs = {drop, full_int4, part(3, 4).as(storage::int8), full}}};
+        {.heads = 3, .tokens = 50, .window = 4, .rungs = {drop, full_int4, fraction(3, 4).as(storage::int8), full}}};
     index_t const bytes = layer.bytes();
     struct outcome
     {

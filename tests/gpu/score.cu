@@ -162,7 +162,7 @@ TEST_CASE_TEMPLATE(
     check<T>({.queries = 3, .tokens = 35, .dim = 64, .value_dim = 40});
     check<T>({.queries = 3, .tokens = 35, .dim = 8, .value_dim = 96});
     check<T>({.dim = 1, .value_dim = 1}, {drop, full});
-    check<T>({.dim = 7, .value_dim = 7}, {drop, part(1, 4), part(1, 2), full}, {.round = rounding::down});
+    check<T>({.dim = 7, .value_dim = 7}, {drop, fraction(1, 4), fraction(1, 2), full}, {.round = rounding::down});
     check<T>({.heads = 1, .queries = 3, .tokens = 70, .dim = 320, .value_dim = 256, .decay = 0.98});
     check<T>({.tokens = 140, .dim = 64, .value_dim = 64, .logits = 40.0}, mixed_rungs);
     // Values that are no whole vectors of eight.
@@ -212,10 +212,10 @@ TEST_CASE("score on the GPU makes the losses of a token that no query may see 0"
 TEST_CASE("score on the GPU agrees with the CPU for ratio sets of one to sixteen rungs, with and without 0 and 1")
 {
     std::vector<rung> sixteen{drop};
-    for (int i = 1; i < 15; ++i) { sixteen.push_back(part(2 * i, 32)); }
+    for (int i = 1; i < 15; ++i) { sixteen.push_back(fraction(2 * i, 32)); }
     sixteen.push_back(full);
-    std::vector<std::vector<rung>> const sets{{drop}, {full}, {part(1, 4)}, {drop, full}, {drop, part(1, 2)},
-        {drop, part(1, 32), part(3, 32), part(1, 4), part(31, 32), full}, sixteen};
+    std::vector<std::vector<rung>> const sets{{drop}, {full}, {fraction(1, 4)}, {drop, full}, {drop, fraction(1, 2)},
+        {drop, fraction(1, 32), fraction(3, 32), fraction(1, 4), fraction(31, 32), full}, sixteen};
     for (auto const& set : sets)
     {
         check({.tokens = 35}, set);
@@ -274,7 +274,7 @@ TEST_CASE("score on the GPU finds the rest of values that a rung nearly holds fr
     check({.tokens = 140, .dim = 64, .value_dim = 64, .rank = 8});
     check<half>({.tokens = 40, .dim = 40, .value_dim = 40, .rank = 5});
     compare(exact_layer<bfloat16>({.tokens = 40, .dim = 64, .value_dim = 64, .decay = 0.7}),
-        {drop, part(1, 4).as(storage::int4), part(1, 4), part(15, 16), full});
+        {drop, fraction(1, 4).as(storage::int4), fraction(1, 4), fraction(15, 16), full});
 }
 
 TEST_CASE_TEMPLATE("score on the GPU gives the same bits for every placement of the same numbers, and in two runs", T,

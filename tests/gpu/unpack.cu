@@ -34,7 +34,7 @@ TEST_CASE_TEMPLATE(
 {
     support::source random{"gpu/unpack"};
     for (auto const& rungs :
-        {std::vector{drop, part(1, 4), full_int4, full}, std::vector{drop, full_int4, full_int8, full}})
+        {std::vector{drop, fraction(1, 4), full_int4, full}, std::vector{drop, full_int4, full_int8, full}})
     {
         auto cache =
             support::packed_layer<T>{

@@ -34,7 +34,7 @@ struct packed_sizes
     index_t tokens = 50;
     index_t window = 4;
     mdkv::head_dims dims{16, 16};
-    std::vector<mdkv::rung> rungs{mdkv::drop, mdkv::part(1, 8), mdkv::part(1, 4), mdkv::full};
+    std::vector<mdkv::rung> rungs{mdkv::drop, mdkv::fraction(1, 8), mdkv::fraction(1, 4), mdkv::full};
     double common     = 0; ///< added to every third coordinate of all keys
     float scale       = 0; ///< cache_layout::scale
     index_t stand_ins = 0; ///< most stand-ins of a head, random ones

@@ -13,17 +13,17 @@
 namespace support
 {
 
-inline std::vector<mdkv::rung> const paper_rungs{mdkv::drop, mdkv::part(1, 8), mdkv::part(1, 4), mdkv::full};
+inline std::vector<mdkv::rung> const paper_rungs{mdkv::drop, mdkv::fraction(1, 8), mdkv::fraction(1, 4), mdkv::full};
 
 /// Every kind of rung, in order of bytes for halves at head dimension 64.
-inline std::vector<mdkv::rung> const mixed_rungs{mdkv::drop, mdkv::part(1, 4).as(mdkv::storage::int4), mdkv::part(1, 8),
-    mdkv::part(1, 4).as(mdkv::storage::int8), mdkv::part(1, 4), mdkv::part(3, 4).as(mdkv::storage::int8),
-    mdkv::full_int8, mdkv::full};
+inline std::vector<mdkv::rung> const mixed_rungs{mdkv::drop, mdkv::fraction(1, 4).as(mdkv::storage::int4),
+    mdkv::fraction(1, 8), mdkv::fraction(1, 4).as(mdkv::storage::int8), mdkv::fraction(1, 4),
+    mdkv::fraction(3, 4).as(mdkv::storage::int8), mdkv::full_int8, mdkv::full};
 
 inline std::vector<std::vector<mdkv::rung>> const quantised_sets{
     {mdkv::drop, mdkv::full_int4, mdkv::full_int8, mdkv::full},
-    {mdkv::drop, mdkv::part(1, 4).as(mdkv::storage::int8), mdkv::full_int4, mdkv::full},
-    {mdkv::drop, mdkv::part(1, 8), mdkv::part(3, 4).as(mdkv::storage::int8), mdkv::full}, mixed_rungs,
+    {mdkv::drop, mdkv::fraction(1, 4).as(mdkv::storage::int8), mdkv::full_int4, mdkv::full},
+    {mdkv::drop, mdkv::fraction(1, 8), mdkv::fraction(3, 4).as(mdkv::storage::int8), mdkv::full}, mixed_rungs,
     {mdkv::full_int8}};
 
 /// Bases whose products with short numbers are exact in float, so that all implementations quantise the same coordinates:

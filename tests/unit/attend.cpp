@@ -154,13 +154,13 @@ TEST_CASE_TEMPLATE(
     for (index_t const dim : {1, 2, 7, 32, 40, 56, 64, 80, 96, 128, 192, 256, 576})
     {
         std::vector<rung> const rungs =
-            dim < 8 ? std::vector<rung>{drop, full} : std::vector<rung>{drop, part(1, 8), part(1, 4), full};
+            dim < 8 ? std::vector<rung>{drop, full} : std::vector<rung>{drop, fraction(1, 8), fraction(1, 4), full};
         check_attention<T, float>({.heads = 1, .tokens = 70, .window = 3, .dims = {dim, dim}, .rungs = rungs}, 4);
     }
     for (head_dims const dims : {head_dims{192, 128}, {576, 512}, {64, 7}, {40, 96}, {8, 9}, {128, 1}})
     {
-        std::vector<rung> const rungs =
-            dims.values < 8 ? std::vector<rung>{drop, full} : std::vector<rung>{drop, part(1, 8), part(1, 4), full};
+        std::vector<rung> const rungs = dims.values < 8 ? std::vector<rung>{drop, full}
+                                                        : std::vector<rung>{drop, fraction(1, 8), fraction(1, 4), full};
         check_attention<T, float>({.heads = 2, .tokens = 37, .window = 1, .dims = dims, .rungs = rungs}, 3);
     }
 }
@@ -190,14 +190,14 @@ TEST_CASE("empty rungs, dropped heads, windows alone and empty caches are attend
     check_attention<half, float>({.heads = 2, .tokens = 0, .window = 0, .dims = {32, 32}}, 3);
     check_attention<half, float>({.heads = 0, .tokens = 5, .window = 2, .dims = {32, 32}}, 3);
     check_attention<float, half>(
-        {.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {part(1, 8), part(1, 2)}}, 2);
+        {.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {fraction(1, 8), fraction(1, 2)}}, 2);
     check_attention<float, half>(
-        {.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {drop, part(7, 8)}}, 2, 1);
+        {.heads = 1, .tokens = 40, .window = 2, .dims = {40, 40}, .rungs = {drop, fraction(7, 8)}}, 2, 1);
 }
 
 TEST_CASE_TEMPLATE("stand-ins are attended like tokens, in heads that have many, few or none", T, float, half)
 {
-    std::vector<rung> const mixed{drop, part(1, 8), full_int4, full};
+    std::vector<rung> const mixed{drop, fraction(1, 8), full_int4, full};
     for (index_t const stand_ins : {1, 8, 40})
     {
         for (index_t const window : {0, 5, 16})
@@ -230,8 +230,8 @@ TEST_CASE("truncate_tail takes out appended tokens, and no stand-in")
 
 TEST_CASE("tokens stored as codes are attended as what they are read as, next to plain ones, whatever the group")
 {
-    std::vector<rung> const original{drop, part(1, 4).as(storage::int8), full_int4, full_int8, full};
-    std::vector<rung> const in_basis{drop, part(1, 8), part(3, 4).as(storage::int8), full};
+    std::vector<rung> const original{drop, fraction(1, 4).as(storage::int8), full_int4, full_int8, full};
+    std::vector<rung> const in_basis{drop, fraction(1, 8), fraction(3, 4).as(storage::int8), full};
     for (auto const& rungs : {original, in_basis})
     {
         for (head_dims const dims : {head_dims{64, 64}, {128, 128}, {40, 40}, {35, 21}, {9, 47}})
@@ -330,7 +330,7 @@ TEST_CASE_TEMPLATE(
 TEST_CASE("runs of codes of every length around the tiles' edges are attended")
 {
     std::vector<rung> const rungs{
-        drop, part(1, 4).as(storage::int4), full_int4, part(3, 4).as(storage::int8), full_int8};
+        drop, fraction(1, 4).as(storage::int4), full_int4, fraction(3, 4).as(storage::int8), full_int8};
     for (index_t tokens = 1; tokens <= 40; ++tokens)
     {
         for (int const every : {1, 2, 3, 4})
@@ -343,7 +343,7 @@ TEST_CASE("runs of codes of every length around the tiles' edges are attended")
 
 TEST_CASE("a group of codes that is not a number shows in every query of its head, and in no other head")
 {
-    for (rung const stored : {full_int4, full_int8, part(3, 4).as(storage::int8)})
+    for (rung const stored : {full_int4, full_int8, fraction(3, 4).as(storage::int8)})
     {
         for (index_t const tokens : {16, 37}) // the last token's tile is whole, narrow
         {
@@ -426,7 +426,7 @@ TEST_CASE_TEMPLATE("queries of the last n tokens at once see what those of one t
         cpu::executor_ref threads{};
     };
     cpu::thread_pool two{2};
-    std::vector<rung> const mixed{drop, part(1, 4), full_int4, full_int8, full};
+    std::vector<rung> const mixed{drop, fraction(1, 4), full_int4, full_int8, full};
     for (one_case const& c : {one_case{{.dims = {16, 24}}, 1, 1, 1}, one_case{{}, 3, 2, 2},
              one_case{{.heads = 3, .tokens = 90, .window = 5, .dims = {64, 32}, .rungs = mixed}, 4, 17, 33},
              one_case{{.heads = 1, .tokens = 0, .window = 0}, 2, 70, 70}, // nothing but the tail
@@ -538,7 +538,7 @@ struct batch_of_caches
     }
 };
 
-std::vector<rung> const rungs_of_codes{drop, part(1, 4), full_int4, full_int8, full};
+std::vector<rung> const rungs_of_codes{drop, fraction(1, 4), full_int4, full_int8, full};
 
 /// A batch as it may come: sequences without a token, without a query, of several parts, of other rungs and windows.
 template <class T>
@@ -752,7 +752,7 @@ TEST_CASE("a cache of many parts of codes gives the same bits for any number of 
         .tokens                            = 12000,
         .window                            = 33,
         .dims                              = {128, 128},
-        .rungs                             = {drop, part(3, 4).as(storage::int8), full_int8, full}}};
+        .rungs                             = {drop, fraction(3, 4).as(storage::int8), full_int8, full}}};
     auto const cache = layer.packed();
     REQUIRE(cache.arena_bytes() > 3 * cpu::detail::least_split_bytes);
     auto const q   = random_queries<float>(6, 128);
@@ -859,7 +859,7 @@ TEST_CASE("the cache's memory may begin at any address, and not a byte outside i
                                                .tokens = tokens,
                                                .window = 1,
                                                .dims   = {40, 24},
-                                               .rungs  = {drop, part(1, 8), full_int4, full_int8, full}},
+                                               .rungs  = {drop, fraction(1, 8), full_int4, full_int8, full}},
                 every};
             auto cache = layer.packed(21);
             append_random(cache, random, 19);

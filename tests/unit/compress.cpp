@@ -264,7 +264,7 @@ TEST_CASE_TEMPLATE("queries of another element than the keys give the cache of t
 TEST_CASE("every part of a preset reaches its stage: weights, uniform queries, the loss of codes, adaptive pooling")
 {
     layer<half> const x{{.heads = 2, .tokens = 200, .dim = 64, .value_dim = 40}};
-    auto const ratios  = set_of({drop, part(1, 4).as(storage::int8), full_int4, full_int8, full});
+    auto const ratios  = set_of({drop, fraction(1, 4).as(storage::int8), full_int4, full_int8, full});
     preset p           = preset_of(x, ratios, {.pooling = {5, pooling::adaptive}});
     p.question         = 3;
     p.early_weight     = 0.25F;
@@ -344,10 +344,10 @@ TEST_CASE("resident bytes are those of the buffer and never exceed the budget, w
     };
     check(paper_ratios);
     check(evict_ratios);
-    check(ratio_set{drop, part(1, 4)});
-    check(set_of({drop, part(1, 16), part(1, 8), part(1, 4), part(1, 2), full}));
+    check(ratio_set{drop, fraction(1, 4)});
+    check(set_of({drop, fraction(1, 16), fraction(1, 8), fraction(1, 4), fraction(1, 2), full}));
     check(bit_ratios);
-    check(set_of({drop, part(1, 4).as(storage::int8), part(3, 4).as(storage::int8), full_int8, full}));
+    check(set_of({drop, fraction(1, 4).as(storage::int8), fraction(3, 4).as(storage::int8), full_int8, full}));
 }
 
 TEST_CASE("raising the budget never raises the loss")
@@ -629,8 +629,8 @@ TEST_CASE_TEMPLATE("every head dimension compresses, with keys and values of dif
     };
     CHECK(half_of(layer<T>{{.tokens = 40, .dim = 1, .value_dim = 1}}, set_of({drop, full})));
     layer<T> const seven{{.tokens = 40, .dim = 7, .value_dim = 7}};
-    CHECK(half_of(seven, set_of({drop, part(2, 7), full})));
-    CHECK(half_of(seven, set_of({drop, part(1, 4), full}, rounding::down)));
+    CHECK(half_of(seven, set_of({drop, fraction(2, 7), full})));
+    CHECK(half_of(seven, set_of({drop, fraction(1, 4), full}, rounding::down)));
 }
 
 TEST_CASE("keys and values of exact low rank are kept with next to no loss at a fraction of the bytes")
@@ -746,7 +746,7 @@ TEST_CASE("ranks make the caches of one rank, bit for bit; a NaN is an error on 
 TEST_CASE("a run-time ratio set makes the cache of the compile-time one")
 {
     layer<half> const x{{.tokens = 150}};
-    std::vector<rung> const rungs{drop, part(1, 8), part(1, 4), full};
+    std::vector<rung> const rungs{drop, fraction(1, 8), fraction(1, 4), full};
     cpu::cache<half> a;
     cpu::cache<half> b;
     compressed(x, paper_ratios, {.limit = budget::fraction(2, 5)}, a);
@@ -932,7 +932,7 @@ TEST_CASE("a budget that holds the window but no projections stores none and say
 TEST_CASE("a ratio set without 0 has a least budget, which is named and works")
 {
     layer<half> const x{{.heads = 2, .tokens = 50, .window = 8}};
-    ratio_set const ratios{part(1, 4), full};
+    ratio_set const ratios{fraction(1, 4), full};
     cpu::cache<half> cache;
     std::string const text =
         error_text<invalid_argument>([&] { compressed(x, ratios, {.limit = budget::bytes(2048)}, cache); });
@@ -950,7 +950,8 @@ TEST_CASE("a ratio set without 1 still keeps the window as it is")
 {
     layer<half> const x{{.heads = 2, .tokens = 100, .window = 8}};
     cpu::cache<half> cache;
-    compress_report const report = compressed(x, ratio_set{drop, part(1, 4)}, {.limit = budget::fraction(1, 3)}, cache);
+    compress_report const report =
+        compressed(x, ratio_set{drop, fraction(1, 4)}, {.limit = budget::fraction(1, 3)}, cache);
     CHECK(report.resident_bytes <= report.budget_bytes);
     int different = 0;
     for (index_t t = 0; t < 8; ++t)

@@ -195,8 +195,8 @@ named_set const evict{"evict", evict_ratios}, paper{"paper", paper_ratios}, bit{
 template <class T>
 named_set mixed()
 {
-    if (sizeof(T) == 4) { return {"mixed", {drop, part(1, 8), full_int4, part(1, 4), full_int8, full}}; }
-    return {"mixed", {drop, part(1, 8), part(1, 4), full_int4, full_int8, full}};
+    if (sizeof(T) == 4) { return {"mixed", {drop, fraction(1, 8), full_int4, fraction(1, 4), full_int8, full}}; }
+    return {"mixed", {drop, fraction(1, 8), fraction(1, 4), full_int4, full_int8, full}};
 }
 
 void record_pool()
@@ -393,8 +393,8 @@ void append_rows(cpu::cache<T>& cache, shape const& s, index_t count)
 template <class T>
 void record_cache()
 {
-    named_set const parts{"parts", {drop, part(1, 8), part(1, 4), part(1, 2)}};
-    named_set const codes{"codes_of_parts", {drop, part(1, 4).as(storage::int8), part(1, 2), full}};
+    named_set const parts{"parts", {drop, fraction(1, 8), fraction(1, 4), fraction(1, 2)}};
+    named_set const codes{"codes_of_parts", {drop, fraction(1, 4).as(storage::int8), fraction(1, 2), full}};
     std::vector<named_set> sets{paper, bit, mixed<T>()};
     if (std::same_as<T, half>) { sets.insert(sets.end(), {evict, parts, codes}); }
     for (shape const& s : shapes)

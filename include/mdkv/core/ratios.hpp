@@ -61,8 +61,8 @@ inline constexpr rung full{1, 1};
 inline constexpr rung full_int8 = full.as(storage::int8);
 inline constexpr rung full_int4 = full.as(storage::int4);
 
-/// `part(1, 8)`: the first eighth of the coordinates.
-[[nodiscard]] constexpr rung part(std::int32_t num, std::int32_t den) noexcept
+/// `fraction(1, 8)`: the first eighth of the coordinates.
+[[nodiscard]] constexpr rung fraction(std::int32_t num, std::int32_t den) noexcept
 {
     return {num, den};
 }
@@ -93,7 +93,7 @@ struct head_dims
 /// Limit on the rungs of a ratio set; the size of the small tables that kernels take by value.
 inline constexpr std::size_t max_rungs = 16;
 
-/// A set of rungs, cheapest first: `ratio_set{drop, part(1, 8), part(1, 4), full}`, checked by the compiler if it is
+/// A set of rungs, cheapest first: `ratio_set{drop, fraction(1, 8), fraction(1, 4), full}`, checked by the compiler if it is
 /// constexpr, or `ratio_set{rungs}` from a span. The cheaper of two rungs of different storages depends on dimension and
 /// element type; `expects_ascending` checks the order for a layer.
 class ratio_set
@@ -255,7 +255,7 @@ private:
 };
 
 /// The paper's ratio set: drop, an eighth, a quarter, everything.
-inline constexpr ratio_set paper_ratios{drop, part(1, 8), part(1, 4), full};
+inline constexpr ratio_set paper_ratios{drop, fraction(1, 8), fraction(1, 4), full};
 
 /// Token eviction: drop or keep.
 inline constexpr ratio_set evict_ratios{drop, full};

@@ -27,11 +27,11 @@ TEST_CASE("a rung reads as it is written: its fraction, its storage, and whether
 {
     using enum mdkv::storage;
     CHECK(runner::parse_rung("0") == mdkv::drop);
-    CHECK(runner::parse_rung("1/4") == mdkv::part(1, 4));
+    CHECK(runner::parse_rung("1/4") == mdkv::fraction(1, 4));
     CHECK(runner::parse_rung("1") == mdkv::full);
     CHECK(runner::parse_rung("1:plain") == mdkv::full);
     CHECK(runner::parse_rung("1:int4") == mdkv::full_int4);
-    CHECK(runner::parse_rung("1/4:int8") == mdkv::part(1, 4).as(int8));
+    CHECK(runner::parse_rung("1/4:int8") == mdkv::fraction(1, 4).as(int8));
 }
 
 TEST_CASE("the text of every rung a ratio set may hold reads as that rung")
@@ -46,7 +46,7 @@ TEST_CASE("the text of every rung a ratio set may hold reads as that rung")
             CHECK(runner::parse_rung(runner::text_of(rung)) == rung);
         }
     }
-    CHECK(runner::text_of(mdkv::part(1, 4).as(mdkv::storage::int8)) == "1/4:int8");
+    CHECK(runner::text_of(mdkv::fraction(1, 4).as(mdkv::storage::int8)) == "1/4:int8");
 }
 
 TEST_CASE("a rung that cannot be read is refused by its text, with what is allowed")

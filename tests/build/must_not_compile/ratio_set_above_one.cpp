@@ -1,4 +1,4 @@
 // expect: ; it must lie in [0, 1]
 #include <mdkv/core/ratios.hpp>
 
-constexpr mdkv::ratio_set above_one{mdkv::drop, mdkv::part(9, 8)};
+constexpr mdkv::ratio_set above_one{mdkv::drop, mdkv::fraction(9, 8)};

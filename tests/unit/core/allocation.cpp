@@ -31,8 +31,9 @@ TEST_CASE("sets with codes of whole vectors have the cost of channels, and no ot
     CHECK(bits.channels == (2 * 128 + 64) * 2);
     for (std::size_t r = 0; r < 4; ++r) { CHECK(bits.rotated[r] == (r == 1 || r == 2)); }
     CHECK(mdkv::rung_costs{mdkv::paper_ratios, {128, 64}, 2}.channels == 0);
-    CHECK(mdkv::rung_costs{{mdkv::drop, mdkv::part(1, 4).as(mdkv::storage::int8), mdkv::full}, {128, 64}, 2}.channels
-          == 0);
+    CHECK(
+        mdkv::rung_costs{{mdkv::drop, mdkv::fraction(1, 4).as(mdkv::storage::int8), mdkv::full}, {128, 64}, 2}.channels
+        == 0);
 }
 
 TEST_CASE("costs that do not ascend, or that charge for projections of a rung without any, are refused by name")

@@ -97,14 +97,14 @@ TEST_CASE("a projection costs the leading columns of both bases, as many as its 
     static_assert(projection_bytes(paper_ratios, 2, {64, 64}, 2) == 2 * (64 * 16) * 2);
     static_assert(projection_bytes(evict_ratios, 1, {64, 64}, 2) == 0);
     CHECK(projection_bytes(paper_ratios, 2, {192, 128}, 4) == (192 * 48 + 128 * 32) * 4);
-    CHECK(projection_bytes(ratio_set{drop, part(1, 8)}, 1, {64, 64}, 2) == 2 * (64 * 8) * 2);
+    CHECK(projection_bytes(ratio_set{drop, fraction(1, 8)}, 1, {64, 64}, 2) == 2 * (64 * 8) * 2);
     for (std::size_t r = 0; r < bit_ratios.size(); ++r) { CHECK(projection_bytes(bit_ratios, r, {64, 64}, 2) == 0); }
 }
 
 TEST_CASE("a rung costs the projection that its coordinates need, however they are stored")
 {
-    constexpr ratio_set mixed{drop, part(1, 8).as(storage::int4), part(1, 4).as(storage::int8), full_int4,
-        part(3, 4).as(storage::int8), full};
+    constexpr ratio_set mixed{drop, fraction(1, 8).as(storage::int4), fraction(1, 4).as(storage::int8), full_int4,
+        fraction(3, 4).as(storage::int8), full};
     static_assert(projection_bytes(mixed, 0, {64, 32}, 2) == 0);
     static_assert(projection_bytes(mixed, 1, {64, 32}, 2) == (64 * 8 + 32 * 4) * 2);
     static_assert(projection_bytes(mixed, 2, {64, 32}, 2) == (64 * 16 + 32 * 8) * 2);

@@ -81,7 +81,7 @@ TEST_CASE("a head is laid out without gaps: projections, projected runs, exact r
 
 TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections only when they are in the basis")
 {
-    ratio_set const ratios{drop, part(1, 4).as(storage::int4), full_int4, part(3, 4).as(storage::int8), full};
+    ratio_set const ratios{drop, fraction(1, 4).as(storage::int4), full_int4, fraction(3, 4).as(storage::int8), full};
     cache_layout const layout{ratios, 1, 3, {40, 64}};
     CHECK_FALSE((layout.rotated(0) || layout.rotated(1) || layout.rotated(3) || layout.rotated(4)));
     CHECK(layout.rotated(2)); // codes of vectors' own coordinates

@@ -62,11 +62,11 @@ TEST_CASE("a rung is full only as it was, projected only in the basis, quantised
 {
     static_assert(full.full() && !full.projected() && !full.quantised());
     static_assert(!full_int4.full() && !full_int4.projected() && full_int4.quantised());
-    static_assert(part(1, 4).projected() && !part(1, 4).quantised());
-    static_assert(part(1, 4).as(storage::int8).projected() && part(1, 4).as(storage::int8).quantised());
+    static_assert(fraction(1, 4).projected() && !fraction(1, 4).quantised());
+    static_assert(fraction(1, 4).as(storage::int8).projected() && fraction(1, 4).as(storage::int8).quantised());
     static_assert(!drop.projected() && !drop.quantised() && !drop.full());
     static_assert(!bit_ratios.any_projected());
-    constexpr ratio_set mixed{drop, part(1, 4).as(storage::int8), full_int4, full_int8};
+    constexpr ratio_set mixed{drop, fraction(1, 4).as(storage::int8), full_int4, full_int8};
     static_assert(mixed.any_projected());
     CHECK(mixed.full_rung() == mixed.size());
 }
@@ -78,24 +78,26 @@ TEST_CASE("storages are refused where they mean nothing, and so are two rungs of
     CHECK(refusal({full_int4, drop}) == "ratio_set: rung 1 drops the token; only rung 0 may, and it has no storage");
     CHECK(refusal({full_int4, full_int8, full_int4})
           == "ratio_set: rungs must ascend; rung 2 (1/1) does not exceed rung 0 (1/1)");
-    CHECK(refusal({part(1, 2).as(storage::int8), full_int4, part(1, 4).as(storage::int8)})
+    CHECK(refusal({fraction(1, 2).as(storage::int8), full_int4, fraction(1, 4).as(storage::int8)})
           == "ratio_set: rungs must ascend; rung 2 (1/4) does not exceed rung 0 (1/2)");
-    CHECK(refusal({drop, part(1, 2), full_int4, part(3, 4).as(storage::int8), full_int8, full}) == "threw nothing");
+    CHECK(refusal({drop, fraction(1, 2), full_int4, fraction(3, 4).as(storage::int8), full_int8, full})
+          == "threw nothing");
     CHECK_THROWS_AS((ratio_set{full_int8, full_int8}), invalid_argument); // at compile time, where it is constexpr
 }
 
 TEST_CASE("rungs must ascend in bytes, which depend on dimension and element type")
 {
     CHECK_NOTHROW(bit_ratios.expects_ascending({64, 64}, 2));
-    CHECK_NOTHROW(ratio_set{drop, part(1, 4), full_int4, full}.expects_ascending({64, 64}, 2));
-    CHECK_THROWS_AS((ratio_set{drop, part(1, 4), full_int4, full}.expects_ascending({64, 64}, 4)), invalid_argument);
+    CHECK_NOTHROW(ratio_set{drop, fraction(1, 4), full_int4, full}.expects_ascending({64, 64}, 2));
+    CHECK_THROWS_AS(
+        (ratio_set{drop, fraction(1, 4), full_int4, full}.expects_ascending({64, 64}, 4)), invalid_argument);
     CHECK(error_text<invalid_argument>([] {
-        ratio_set{drop, part(1, 2), full_int4}.expects_ascending({64, 32}, 2);
+        ratio_set{drop, fraction(1, 2), full_int4}.expects_ascending({64, 32}, 2);
     })
           == "ratio_set: rungs must ascend in bytes; rung 2 takes 56 bytes a token, rung 1 96 (dimensions 64 and 32, "
              "elements of 2 bytes)");
     CHECK(error_text<invalid_argument>([] {
-        ratio_set{full_int4, part(1, 2).as(storage::int8)}.expects_ascending({64, 64}, 2);
+        ratio_set{full_int4, fraction(1, 2).as(storage::int8)}.expects_ascending({64, 64}, 2);
     })
           == "ratio_set: rungs must ascend in bytes; rung 1 takes 72 bytes a token, rung 0 72 (dimensions 64 and 64, "
              "elements of 2 bytes)");
@@ -106,7 +108,7 @@ TEST_CASE("rungs must ascend in bytes, which depend on dimension and element typ
 
 TEST_CASE("sets without 0 and without 1 are allowed and say so")
 {
-    ratio_set const middle{part(1, 4), part(1, 2)};
+    ratio_set const middle{fraction(1, 4), fraction(1, 2)};
     CHECK_FALSE(middle.can_drop());
     CHECK(middle.full_rung() == middle.size());
     CHECK(middle.any_projected());
@@ -120,7 +122,7 @@ TEST_CASE("a run-time set behaves like the compile-time set of the same rungs")
         CHECK(one.bytes(0, {96, 33}, 2)
               == bit_ratios.bytes(static_cast<std::size_t>(&u - bit_ratios.begin()), {96, 33}, 2));
     }
-    std::vector<rung> const rungs{drop, part(1, 8), part(1, 4), full};
+    std::vector<rung> const rungs{drop, fraction(1, 8), fraction(1, 4), full};
     ratio_set const set{std::span<rung const>{rungs}};
     REQUIRE(set.size() == paper_ratios.size());
     for (std::size_t r = 0; r < set.size(); ++r)
@@ -136,16 +138,16 @@ TEST_CASE("a run-time set behaves like the compile-time set of the same rungs")
 TEST_CASE("a run-time set refuses rungs out of order, equal, outside [0, 1], none and too many, naming them")
 {
     CHECK(refusal({}) == "ratio_set: it must have at least one rung");
-    CHECK(
-        refusal({part(1, 4), part(1, 8)}) == "ratio_set: rungs must ascend; rung 1 (1/8) does not exceed rung 0 (1/4)");
-    CHECK(refusal({drop, part(1, 4), part(2, 8)})
+    CHECK(refusal({fraction(1, 4), fraction(1, 8)})
+          == "ratio_set: rungs must ascend; rung 1 (1/8) does not exceed rung 0 (1/4)");
+    CHECK(refusal({drop, fraction(1, 4), fraction(2, 8)})
           == "ratio_set: rungs must ascend; rung 2 (2/8) does not exceed rung 1 (1/4)");
-    CHECK(refusal({drop, part(9, 8)}) == "ratio_set: rung 1 is 9/8; it must lie in [0, 1]");
-    CHECK(refusal({part(-1, 8)}) == "ratio_set: rung 0 is -1/8; it must lie in [0, 1]");
-    CHECK(refusal({part(1, 0)}) == "ratio_set: rung 0 has the denominator 0; it must be positive");
-    CHECK(refusal({part(1, -2)}) == "ratio_set: rung 0 has the denominator -2; it must be positive");
+    CHECK(refusal({drop, fraction(9, 8)}) == "ratio_set: rung 1 is 9/8; it must lie in [0, 1]");
+    CHECK(refusal({fraction(-1, 8)}) == "ratio_set: rung 0 is -1/8; it must lie in [0, 1]");
+    CHECK(refusal({fraction(1, 0)}) == "ratio_set: rung 0 has the denominator 0; it must be positive");
+    CHECK(refusal({fraction(1, -2)}) == "ratio_set: rung 0 has the denominator -2; it must be positive");
     std::vector<rung> many;
-    for (int i = 0; i <= 16; ++i) { many.push_back(part(i, 32)); }
+    for (int i = 0; i <= 16; ++i) { many.push_back(fraction(i, 32)); }
     CHECK(refusal(many) == "ratio_set: 17 rungs are more than the limit of 16");
     many.pop_back();
     CHECK(refusal(many) == "threw nothing");
@@ -154,8 +156,8 @@ TEST_CASE("a run-time set refuses rungs out of order, equal, outside [0, 1], non
 TEST_CASE("numerators and denominators near 2^31 are compared exactly")
 {
     // The two differ by 1 part in 2^62: products of 32-bit numbers need 64 bits.
-    CHECK(refusal({part(INT32_MAX - 2, INT32_MAX - 1), part(INT32_MAX - 1, INT32_MAX)}) == "threw nothing");
-    CHECK(refusal({part(INT32_MAX - 1, INT32_MAX), part(INT32_MAX - 2, INT32_MAX - 1)}) != "threw nothing");
+    CHECK(refusal({fraction(INT32_MAX - 2, INT32_MAX - 1), fraction(INT32_MAX - 1, INT32_MAX)}) == "threw nothing");
+    CHECK(refusal({fraction(INT32_MAX - 1, INT32_MAX), fraction(INT32_MAX - 2, INT32_MAX - 1)}) != "threw nothing");
 }
 
 TEST_CASE("a rung that is no whole number of coordinates is refused, unless rounding down is asked for")
@@ -172,7 +174,7 @@ TEST_CASE("a rung that is no whole number of coordinates is refused, unless roun
 
 TEST_CASE("rounding down keeps at least one coordinate")
 {
-    ratio_set const rounded = ratio_set{drop, part(1, 8), full}.rounded(rounding::down);
+    ratio_set const rounded = ratio_set{drop, fraction(1, 8), full}.rounded(rounding::down);
     CHECK(rounded.coordinates(1, 7) == 1);
     CHECK_NOTHROW(rounded.expects_fit("key", 7));
 }
@@ -181,10 +183,11 @@ TEST_CASE("two rungs that round to the same number of coordinates are refused, n
 {
     CHECK(error_text<invalid_argument>([] { paper_ratios.rounded(rounding::down).expects_fit("value", 7); })
           == "ratio_set: rungs 1 and 2 both keep 1 coordinates of value dimension 7");
-    CHECK_THROWS_AS((ratio_set{part(1, 8), full}.rounded(rounding::down).expects_fit("key", 1)), invalid_argument);
+    CHECK_THROWS_AS((ratio_set{fraction(1, 8), full}.rounded(rounding::down).expects_fit("key", 1)), invalid_argument);
     // as many coordinates in another storage are another rung
-    CHECK_NOTHROW(
-        (ratio_set{part(1, 8), part(1, 7).as(storage::int8), full_int8}.rounded(rounding::down).expects_fit("key", 7)));
+    CHECK_NOTHROW((ratio_set{fraction(1, 8), fraction(1, 7).as(storage::int8), full_int8}
+                       .rounded(rounding::down)
+                       .expects_fit("key", 7)));
 }
 
 TEST_CASE("every supported head dimension fits the paper's ratio set")

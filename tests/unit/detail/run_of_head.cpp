@@ -22,7 +22,8 @@ using support::packed_layer;
 
 std::vector<rung> rungs()
 {
-    return {drop, part(1, 4), part(1, 4).as(storage::int4), part(3, 4).as(storage::int8), full_int4, full_int8, full};
+    return {drop, fraction(1, 4), fraction(1, 4).as(storage::int4), fraction(3, 4).as(storage::int8), full_int4,
+        full_int8, full};
 }
 
 template <class T>

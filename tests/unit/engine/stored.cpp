@@ -71,7 +71,7 @@ support::packed_sizes mixed_sizes()
         .tokens    = 23,
         .window    = 3,
         .dims      = {12, 8},
-        .rungs     = {drop, part(1, 4), part(1, 2).as(storage::int8), full_int4, full_int8, full},
+        .rungs     = {drop, fraction(1, 4), fraction(1, 2).as(storage::int8), full_int4, full_int8, full},
         .common    = 2,
         .stand_ins = 2};
 }

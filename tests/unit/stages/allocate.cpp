@@ -973,7 +973,8 @@ TEST_CASE("a set without projections, and one whose projections cost nothing, do
 TEST_CASE("a cheap rung may need wider projections than a dearer one")
 {
     // A quarter of 64 dimensions as int4 takes fewer bytes a token than an eighth in 16 bits, and wider projections.
-    mdkv::ratio_set const ratios{mdkv::drop, mdkv::part(1, 4).as(mdkv::storage::int4), mdkv::part(1, 8), mdkv::full};
+    mdkv::ratio_set const ratios{
+        mdkv::drop, mdkv::fraction(1, 4).as(mdkv::storage::int4), mdkv::fraction(1, 8), mdkv::full};
     mdkv::rung_costs const costs{ratios, {64, 64}, 2};
     REQUIRE(costs.bytes[1] < costs.bytes[2]);
     REQUIRE(costs.projection[1] > costs.projection[2]);

@@ -163,8 +163,8 @@ std::vector<rung> storage_rungs(head_dims dims)
     std::vector<rung> rungs{drop};
     if (std::min(dims.keys, dims.values) >= 4)
     {
-        rungs.insert(rungs.end(), {part(1, 8), part(1, 4).as(storage::int4), part(1, 4).as(storage::int8),
-                                      part(3, 4).as(storage::int4), part(3, 4).as(storage::int8)});
+        rungs.insert(rungs.end(), {fraction(1, 8), fraction(1, 4).as(storage::int4), fraction(1, 4).as(storage::int8),
+                                      fraction(3, 4).as(storage::int4), fraction(3, 4).as(storage::int8)});
     }
     rungs.insert(rungs.end(), {full_int4, full_int8, full});
     return rungs;
@@ -281,9 +281,10 @@ TEST_CASE("every token at one rung, none, or a few around a tile's edge")
 TEST_CASE("ratio sets without drop, without full, and with many rungs are packed")
 {
     for (std::vector<rung> const& rungs :
-        {std::vector<rung>{part(1, 4), full}, {drop, part(3, 4)}, {full}, {drop}, {part(1, 2)},
-            {drop, part(1, 16), part(2, 16), part(3, 16), part(4, 16), part(5, 16), part(6, 16), part(7, 16),
-                part(8, 16), part(9, 16), part(10, 16), part(11, 16), part(12, 16), part(13, 16), part(14, 16), full}})
+        {std::vector<rung>{fraction(1, 4), full}, {drop, fraction(3, 4)}, {full}, {drop}, {fraction(1, 2)},
+            {drop, fraction(1, 16), fraction(2, 16), fraction(3, 16), fraction(4, 16), fraction(5, 16), fraction(6, 16),
+                fraction(7, 16), fraction(8, 16), fraction(9, 16), fraction(10, 16), fraction(11, 16), fraction(12, 16),
+                fraction(13, 16), fraction(14, 16), full}})
     {
         packed_layer<bfloat16> const layer{{.heads = 2, .tokens = 120, .window = 3, .dims = {64, 32}, .rungs = rungs}};
         check_contents(layer, layer.packed());
@@ -314,9 +315,9 @@ TEST_CASE("every storage, in the original basis and in the head's, is within hal
 
 TEST_CASE("the arena holds exactly what the budget is charged, in every storage")
 {
-    for (std::vector<rung> const& rungs : {std::vector<rung>{drop, part(1, 8), part(1, 4), full},
-             {drop, part(1, 4).as(storage::int4), part(1, 4).as(storage::int8), full_int4, part(3, 4).as(storage::int8),
-                 full},
+    for (std::vector<rung> const& rungs : {std::vector<rung>{drop, fraction(1, 8), fraction(1, 4), full},
+             {drop, fraction(1, 4).as(storage::int4), fraction(1, 4).as(storage::int8), full_int4,
+                 fraction(3, 4).as(storage::int8), full},
              {drop, full_int4, full_int8}})
     {
         for (int const every : {-1, 0, 1, 2})
@@ -351,7 +352,7 @@ TEST_CASE("projections hold only the columns of the widest projected rung in use
                                  .tokens = 20,
                                  .window = 0,
                                  .dims   = {32, 64},
-                                 .rungs  = {drop, part(1, 8), part(1, 4).as(storage::int8), full_int8}},
+                                 .rungs  = {drop, fraction(1, 8), fraction(1, 4).as(storage::int8), full_int8}},
         1};
     layer.rung.set(2, 1, 7);
     layer.rung.set(3, 0, 3);
@@ -407,7 +408,7 @@ TEST_CASE("an arena between two forbidden pages, at odd addresses, is written fr
         .tokens                            = 75,
         .window                            = 0,
         .dims                              = {40, 33},
-        .rungs                             = {drop, full_int4, part(3, 4).as(storage::int8), full_int8}}};
+        .rungs                             = {drop, full_int4, fraction(3, 4).as(storage::int8), full_int8}}};
     auto const want = layer.packed();
     for (support::guard const fence : {support::guard::before, support::guard::after})
     {
@@ -424,8 +425,9 @@ TEST_CASE("an arena between two forbidden pages, at odd addresses, is written fr
 
 TEST_CASE("a compile-time set packs the bytes of the run-time set of the same rungs")
 {
-    packed_layer<half> const layer{{.dims = {64, 32}, .rungs = {drop, part(1, 4).as(storage::int8), full_int4, full}}};
-    constexpr ratio_set set{drop, part(1, 4).as(storage::int8), full_int4, full};
+    packed_layer<half> const layer{
+        {.dims = {64, 32}, .rungs = {drop, fraction(1, 4).as(storage::int8), full_int4, full}}};
+    constexpr ratio_set set{drop, fraction(1, 4).as(storage::int8), full_int4, full};
     cache_layout layout{set.rounded(rounding::down), 2, 4, {64, 32}};
     CHECK(layout == layer.layout);
     support::run([&](cpu::backend const& on) {
@@ -437,7 +439,7 @@ TEST_CASE("a compile-time set packs the bytes of the run-time set of the same ru
 TEST_CASE("NaN in dropped tokens changes no byte")
 {
     packed_layer<half> layer{
-        {.heads = 2, .tokens = 60, .window = 2, .rungs = {drop, part(1, 4).as(storage::int8), full_int4, full}}};
+        {.heads = 2, .tokens = 60, .window = 2, .rungs = {drop, fraction(1, 4).as(storage::int8), full_int4, full}}};
     auto const want = layer.packed();
     for (index_t h = 0; h < 2; ++h)
     {
@@ -488,7 +490,7 @@ TEST_CASE("a group that holds a NaN or an infinity is read as NaN, and every oth
         }
     }
     // in the basis every coordinate of the token is spoilt, and no other token
-    packed_layer<half> layer{{.heads = 1, .tokens = 20, .window = 0, .rungs = {part(3, 4).as(storage::int8)}}};
+    packed_layer<half> layer{{.heads = 1, .tokens = 20, .window = 0, .rungs = {fraction(3, 4).as(storage::int8)}}};
     layer.keys.set(narrow<half>(std::numeric_limits<float>::quiet_NaN()), 0, 7, 2);
     auto const stored = support::stored_tokens(layer.packed().view(), 0);
     for (std::size_t t = 0; t < 20; ++t)
@@ -560,7 +562,7 @@ TEST_CASE("constant, tiny and huge groups are stored as well as half can say the
 TEST_CASE_TEMPLATE(
     "stand-ins lie behind the window, as many as a head drops tokens, and change nothing else", T, float, half)
 {
-    std::vector<rung> const mixed{drop, part(1, 8), full_int4, full};
+    std::vector<rung> const mixed{drop, fraction(1, 8), full_int4, full};
     for (packed_sizes sizes : {packed_sizes{.heads = 3, .tokens = 50, .window = 5, .rungs = mixed},
              {.heads = 2, .tokens = 9, .window = 0}, {.heads = 2, .tokens = 40, .window = 16, .dims = {24, 9}},
              {.heads = 2, .tokens = 30, .window = 2, .rungs = {drop}},
@@ -628,8 +630,8 @@ TEST_CASE_TEMPLATE("coded stand-ins are the bytes of tokens at their rung, and h
              {.tokens = 70, .window = 0, .dims = {64, 130}, .common = 3, .stand_ins = 17},
              {.tokens = 40, .window = 2, .dims = {9, 16}, .stand_ins = 16}})
     {
-        for (std::vector<rung> const& rungs :
-            {std::vector<rung>{bit_ratios.begin(), bit_ratios.end()}, {drop, part(1, 2).as(storage::int8), full_int4}})
+        for (std::vector<rung> const& rungs : {std::vector<rung>{bit_ratios.begin(), bit_ratios.end()},
+                 {drop, fraction(1, 2).as(storage::int8), full_int4}})
         {
             sizes.rungs           = rungs;
             sizes.coded_stand_ins = true;
@@ -694,7 +696,7 @@ TEST_CASE_TEMPLATE("coded stand-ins are the bytes of tokens at their rung, and h
             CHECK(layer.stand_ins(H - 1) == std::min<index_t>(M, 2));
         }
     }
-    packed_layer<T> wrong{{.rungs = {drop, part(1, 2).as(storage::int8), full}, .stand_ins = 2}};
+    packed_layer<T> wrong{{.rungs = {drop, fraction(1, 2).as(storage::int8), full}, .stand_ins = 2}};
     for (std::size_t const run : {0, 1, 2, 4})
     {
         wrong.layout.stand_in_run = run;
@@ -849,7 +851,7 @@ TEST_CASE("wrong shapes, missing bases and overlapping memory are refused by nam
 
 TEST_CASE("bases may be left out when no token is at a projected rung, and only then")
 {
-    std::vector<rung> const rungs{drop, full_int4, part(3, 4).as(storage::int8), full};
+    std::vector<rung> const rungs{drop, full_int4, fraction(3, 4).as(storage::int8), full};
     tensor<float, 3> const no_basis{{0, 0, 0}};
     for (int const every : {1, 2, 3})
     {

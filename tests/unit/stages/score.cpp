@@ -131,8 +131,8 @@ TEST_CASE_TEMPLATE("score agrees with the materialised Algorithm 1 for every hea
 TEST_CASE("score agrees with the oracle at head dimensions 1, 7 and 576, and where keys and values have different ones")
 {
     check_oracle<float>({.dim = 1, .value_dim = 1}, {drop, full});
-    check_oracle<float>({.dim = 7, .value_dim = 7}, {drop, part(1, 7), part(3, 7), full});
-    check_oracle<half>({.dim = 7, .value_dim = 7}, {drop, part(1, 4), part(1, 2), full}, rounding::down);
+    check_oracle<float>({.dim = 7, .value_dim = 7}, {drop, fraction(1, 7), fraction(3, 7), full});
+    check_oracle<half>({.dim = 7, .value_dim = 7}, {drop, fraction(1, 4), fraction(1, 2), full}, rounding::down);
     check_oracle<half>({.heads = 1, .queries = 3, .tokens = 33, .dim = 576, .value_dim = 512, .decay = 0.98});
     for (auto const& [dim, value_dim] : {std::pair<index_t, index_t>{192, 128}, {64, 128}, {40, 8}, {8, 96}, {56, 256}})
     {
@@ -147,7 +147,7 @@ TEST_CASE_TEMPLATE("queries of another element than the keys count as they are, 
     auto const keys        = support::converted<T>(x.keys);
     auto const values      = support::converted<T>(x.values);
     auto const window_keys = support::converted<T>(x.window_keys);
-    ratio_set const ratios = at_run_time({drop, part(1, 4), full_int4, full});
+    ratio_set const ratios = at_run_time({drop, fraction(1, 4), full_int4, full});
     auto const losses_of   = [&](auto const& q, auto const& k, auto const& v, auto const& w) {
         tensor<float, 3> loss{{2, 4, 100}};
         support::run([&](cpu::backend const& on) {
@@ -365,12 +365,12 @@ TEST_CASE("keys elsewhere take their part of every softmax, known by their log-s
 TEST_CASE("ratio sets of one to sixteen rungs, with and without 0 and 1, are all scored")
 {
     std::vector<rung> sixteen{drop};
-    for (int i = 1; i < 15; ++i) { sixteen.push_back(part(2 * i, 32)); }
+    for (int i = 1; i < 15; ++i) { sixteen.push_back(fraction(2 * i, 32)); }
     sixteen.push_back(full);
-    std::vector<std::vector<rung>> const sets{{drop}, {full}, {part(1, 4)}, {drop, full}, {part(1, 8), full},
-        {drop, part(1, 2)}, {part(1, 8), part(1, 4)}, {drop, part(1, 8), full},
-        {drop, part(1, 32), part(1, 8), part(1, 2), full},
-        {drop, part(1, 32), part(3, 32), part(1, 4), part(31, 32), full}, sixteen};
+    std::vector<std::vector<rung>> const sets{{drop}, {full}, {fraction(1, 4)}, {drop, full}, {fraction(1, 8), full},
+        {drop, fraction(1, 2)}, {fraction(1, 8), fraction(1, 4)}, {drop, fraction(1, 8), full},
+        {drop, fraction(1, 32), fraction(1, 8), fraction(1, 2), full},
+        {drop, fraction(1, 32), fraction(3, 32), fraction(1, 4), fraction(31, 32), full}, sixteen};
     for (auto const& set : sets)
     {
         CAPTURE(set.size());
@@ -448,7 +448,7 @@ TEST_CASE("queries whose attention is even count as rows of zeros, in every norm
 {
     constexpr index_t given = 3, even = 4; // queries
     std::vector<rung> const rungs{
-        drop, part(1, 4), full_int4, full_int8, full}; // rows of zeros change the noise of codes in a basis
+        drop, fraction(1, 4), full_int4, full_int8, full}; // rows of zeros change the noise of codes in a basis
     layer_sizes const sizes{.group = 2, .queries = given + even, .tokens = 75, .window = 6, .dim = 64, .value_dim = 40};
     auto x       = exact_layer<bfloat16>(sizes);
     auto const H = sizes.heads * sizes.group;
@@ -556,7 +556,7 @@ TEST_CASE(
     "constant groups lose what half rounds of their sum, and zeros nothing; groups of next to no spread or beyond "
     "half's range lose a number")
 {
-    std::vector<rung> const rungs{drop, full_int4, part(3, 4).as(storage::int8), full_int8, full};
+    std::vector<rung> const rungs{drop, full_int4, fraction(3, 4).as(storage::int8), full_int8, full};
     auto const all_losses = [&](index_t dim, auto const& entry, bool same_keys = false) {
         layer<float> x{{.tokens = 70, .dim = dim, .value_dim = dim}};
         for (index_t h = 0; h < 2; ++h)
