@@ -195,7 +195,11 @@ TEST_CASE("a prompt on the GPU has the CPU's rungs and as many stand-ins, for ev
     for (preset p : {presets::by_window, presets::best, presets::any_question, presets::paper, coded})
     {
         CAPTURE(p.name);
-        if (p.replayed) { p.replayed->chunk = 50; }
+        if (p.replayed)
+        {
+            p.replayed->chunk = 50;
+            p.refitted        = {.blocks = 2, .apart = 45, .span = 16, .rows = 9};
+        }
         outcome const got  = on_gpu(all, p, budget::fraction(1, 3));
         outcome const want = on_cpu(all, p, budget::fraction(1, 3));
         CHECK(got.total.status == want.total.status);

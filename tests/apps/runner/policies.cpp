@@ -69,6 +69,8 @@ TEST_CASE("the presets are those of the method: ratio set and pooling")
     CHECK(runner::parse_policy("best[coded_stand_ins=yes]").coded_stand_ins);
     CHECK(!runner::parse_policy("best[coded_stand_ins=no]").coded_stand_ins);
     CHECK(runner::parse_policy("by_window[window_part=9]").window_part == 9);
+    CHECK(runner::parse_policy("best[refit=yes]").refit);
+    CHECK(!runner::parse_policy("best[refit=no]").refit);
     CHECK(runner::parse_policy("best[head_shares=3+layer_shares=2]").shares() == 6);
     CHECK(!runner::parse_policy("best[head_shares=3]").runs_on_device());
     CHECK(runner::find_policy("by_window_h").share == runner::sharing::head_scores);
