@@ -156,9 +156,10 @@ public:
     virtual void finish_layer(index_t layer, rows const& x)                       = 0;
     [[nodiscard]] virtual mdkv::allocation allocate(mdkv::budget limit)           = 0;
     [[nodiscard]] virtual packed_layer pack(index_t layer, rows const& x)         = 0;
-    [[nodiscard]] virtual std::vector<std::uint8_t> rungs_of(index_t layer) const = 0; ///< [H, N - W]
+    [[nodiscard]] virtual std::vector<std::uint8_t> rungs_of(index_t layer) const = 0; ///< [H, rung_tokens]
     [[nodiscard]] virtual std::vector<float> losses_of(index_t layer) const       = 0; ///< [H, R, N - W]
     [[nodiscard]] virtual index_t past_tokens(index_t layer) const                = 0; ///< N - W
+    [[nodiscard]] virtual index_t rung_tokens(index_t layer) const                = 0; ///< N - W; N if the window is coded
     [[nodiscard]] virtual std::size_t state_bytes() const noexcept                = 0;
 };
 

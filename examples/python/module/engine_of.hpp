@@ -327,6 +327,7 @@ public:
         return fetched(losses);
     }
     [[nodiscard]] index_t past_tokens(index_t layer) const override { return prompt_.losses_of(layer).extent(2); }
+    [[nodiscard]] index_t rung_tokens(index_t layer) const override { return prompt_.rungs_of(layer).extent(1); }
     [[nodiscard]] std::size_t state_bytes() const noexcept override { return state_.size(); }
 
 private:

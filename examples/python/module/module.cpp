@@ -367,15 +367,13 @@ void bind_prompt(nb::module_& m)
         .def(
             "rungs_of",
             [](prompt_object const& x, index_t layer) {
-                auto rungs      = unlocked([&] { return x.of->rungs_of(layer); });
-                auto const heads = static_cast<std::size_t>(x.heads);
-                auto const count = heads == 0 ? 0 : rungs.size() / heads;
-                return numpy(std::move(rungs), {heads, count});
+                auto rungs       = unlocked([&] { return x.of->rungs_of(layer); });
+                auto const count = static_cast<std::size_t>(x.of->rung_tokens(layer));
+                return numpy(std::move(rungs), {static_cast<std::size_t>(x.heads), count});
             },
             nb::arg("layer"),
             "[H, N - window]  the chosen rung of each token of a layer, an index of preset.ratios; [H, N] if the "
-            "window is "
-            "stored in codes (Preset.window_part).")
+            "window is stored in codes (Preset.window_part).")
         .def(
             "losses_of",
             [](prompt_object const& x, index_t layer) {

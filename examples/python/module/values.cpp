@@ -114,6 +114,9 @@ members<mdkv::replay_part> const replay_members{{"norm", plain<&mdkv::replay_par
     {"join", plain<&mdkv::replay_part::join>()}};
 members<mdkv::sharing_part> const sharing_members{
     {"depth", plain<&mdkv::sharing_part::depth>()}, {"leverage_power", plain<&mdkv::sharing_part::leverage_power>()}};
+members<mdkv::refit_part> const refit_members{{"blocks", plain<&mdkv::refit_part::blocks>()},
+    {"apart", plain<&mdkv::refit_part::apart>()}, {"span", plain<&mdkv::refit_part::span>()},
+    {"rows", plain<&mdkv::refit_part::rows>()}, {"ridge", plain<&mdkv::refit_part::ridge>()}};
 
 template <class Part>
 [[nodiscard]] nb::dict dict_of(Part const& part, members<Part> const& all)
@@ -188,7 +191,9 @@ members<mdkv::preset> const preset_members{
                         change(p.pooling, pool_members, nb::cast<nb::dict>(value), name);
                     }}},
     {"replayed", optional_part<&mdkv::preset::replayed, replay_members>()},
-    {"shared", optional_part<&mdkv::preset::shared, sharing_members>()}};
+    {"shared", optional_part<&mdkv::preset::shared, sharing_members>()},
+    {"refitted", optional_part<&mdkv::preset::refitted, refit_members>()}};
+
 [[nodiscard]] mdkv::budget fraction(double share)
 {
     expects(share >= 0 && share <= 1, "budget: ", share,
@@ -245,8 +250,8 @@ void bind_values(nb::module_& m)
     nb::class_<mdkv::preset>(m, "Preset",
         "All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: "
         "name, ratios, window, queries, question, early_weight, uniform, stand_ins, stand_in_part, coded_stand_ins, "
-        "window_part, scale, charge, and the dictionaries pooling, replayed and shared, of which the last two may be "
-        "None. The package's README says what they mean under \"A policy of your own\"; repr shows them.")
+        "window_part, scale, charge, and the dictionaries pooling, replayed, shared and refitted, of which the last three "
+        "may be None. The package's README says what they mean under \"A policy of your own\"; repr shows them.")
         .def(
             "replace",
             [](mdkv::preset const& x, nb::kwargs const& changes) {

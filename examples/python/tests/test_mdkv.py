@@ -242,8 +242,9 @@ def test_own_ratio_sets_and_presets(random):
     assert list(layer.rungs) == list(ratios) and layer.rungs["full"] >= H * 16
     best = mdkv.presets.best
     assert best.replace(shared=None, replayed=None).shared is None
+    assert best.refitted is None and best.replace(refitted={"rows": 7}).refitted["rows"] == 7
     assert best.replace(replayed={"ahead": 7}).replayed == {**best.replayed, "ahead": 7}
-    assert repr(best) != repr(best.replace(window=9)) and "window=9)" in repr(best.replace(window=9))
+    assert repr(best) != repr(best.replace(window=9)) and "window=9" in repr(best.replace(window=9))
 
 
 def test_losses_of_ones_own_choose_the_rungs(random):
@@ -301,7 +302,7 @@ def test_losses_of_ones_own_serve_every_preset_without_projected_rungs(random):
     (lambda r: mdkv.compress(r[0], r[1] * np.inf, r[2], 0.5), "keys"),
     (lambda r: mdkv.compress(r[0][:, -9:], r[1], r[2], 0.5, mdkv.presets.best), "queries are of 9 tokens and keys of"),
     (lambda r: mdkv.preset("bets"), 'preset "bets" is unknown; there are best, any_question'),
-    (lambda r: mdkv.presets.best.replace(windo=3), 'no member "windo"; there are charge, early_weight'),
+    (lambda r: mdkv.presets.best.replace(windo=3), 'no member "windo"; there are charge, coded_stand_ins'),
     (lambda r: mdkv.presets.best.replace(window="x"), "window is 'x', which has another type"),
     (lambda r: mdkv.presets.best.replace(pooling={"kind": "median"}), 'kind is "median"; there are max, mean, adaptive'),
     (lambda r: mdkv.RatioSet("drop", "int3"), 'rung "int3" is none of drop, int4'),

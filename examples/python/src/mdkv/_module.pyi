@@ -44,7 +44,7 @@ class RatioSet:
 
 class Preset:
     """
-    All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: name, ratios, window, queries, question, early_weight, uniform, stand_ins, stand_in_part, coded_stand_ins, window_part, scale, charge, and the dictionaries pooling, replayed and shared, of which the last two may be None. The package's README says what they mean under "A policy of your own"; repr shows them.
+    All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: name, ratios, window, queries, question, early_weight, uniform, stand_ins, stand_in_part, coded_stand_ins, window_part, scale, charge, and the dictionaries pooling, replayed, shared and refitted, of which the last three may be None. The package's README says what they mean under "A policy of your own"; repr shows them.
     """
 
     def replace(self, **kwargs) -> Preset:
