@@ -15,5 +15,8 @@ template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::writ
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pack_tiles<float, backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pack_tiles<half, backend>> const);
 template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::pack_tiles<bfloat16, backend>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::narrow_stand_ins<float, backend>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::narrow_stand_ins<half, backend>> const);
+template __global__ void entry(__grid_constant__ job_of_teams<mdkv::detail::narrow_stand_ins<bfloat16, backend>> const);
 
 } // namespace MDKV_NAMESPACE::gpu::kernels

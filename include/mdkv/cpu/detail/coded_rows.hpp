@@ -40,7 +40,18 @@ inline void hadamard_group(float* x) noexcept
     {
         v[i] = hadamard_lanes(simd::load(x + i * lanes));
     }
-    mdkv::detail::hadamard_registers(v);
+    // nvcc takes no vectors of a CPU in hadamard_registers, which is device code, too.
+    MDKV_UNROLL for (int half = 1; half < vectors; half *= 2)
+    {
+        MDKV_UNROLL for (int i = 0; i < vectors; ++i)
+        {
+            if ((i & half) != 0) { continue; }
+            simd::floats const a = v[i];
+            simd::floats const b = v[i + half];
+            v[i]                 = a + b;
+            v[i + half]          = a - b;
+        }
+    }
     simd::floats const factor = simd::broadcast(mdkv::detail::hadamard_factor(quantised_group));
     MDKV_UNROLL for (int i = 0; i < vectors; ++i)
     {
