@@ -492,6 +492,7 @@ private:
         for (int i = member(t); i < (columns + tile - 1) / tile * parts; i += members(t))
         {
             int const column = i * lanes;
+            if (column >= columns) { continue; } // the tile's others were not written
             double total[sums][std::size_t{lanes}]{};
             for (int at = 0; at < length; at += piece)
             {
