@@ -24,8 +24,8 @@ namespace MDKV_NAMESPACE
     return tokens < 2048 ? largest * static_cast<float>(tokens) / 2048 : largest;
 }
 
-/// Number of tokens that `stand_in` may make of each of `heads` heads: `most`, but in at most 1 / part of the limit.
-/// \param bytes  of one stand-in
+/// Number of tokens that `stand_in` may make of each of `heads` heads: `most`, of `bytes` bytes each, but in at most
+/// 1 / part of the limit.
 [[nodiscard]] constexpr index_t stand_ins_within(
     index_t most, index_t limit, index_t part, index_t heads, index_t bytes) noexcept
 {
