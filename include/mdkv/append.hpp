@@ -202,6 +202,8 @@ void append(B const& on, in_view<U, 2, B> keys, in_view<U, 2, B> values, cache_v
 /// \param[in] keys    [H, n, D] or [H, D]
 /// \param[in] values  [H, n, Dv] or [H, Dv]
 /// \param     cache   the tail must have room
+/// \cost   the view's call
+/// \sync   as the view's call
 /// \throws the errors of the views' calls
 template <backend B, element U, std::size_t Rank, cache_owner_on<B> Owner>
 void append(B const& on, view<U const, Rank, B::memory_space> keys, view<U const, Rank, B::memory_space> values,
@@ -233,6 +235,8 @@ void truncate_tail(B const& on, index_t tokens, cache_view<T, B::memory_space> c
 /// \param on      backend
 /// \param tokens  tokens that may stay
 /// \param cache   loses its other appended tokens
+/// \cost   the view's call
+/// \sync   as the view's call
 /// \throws the errors of the view's call
 template <backend B, cache_owner_on<B> Owner>
 void truncate_tail(B const& on, index_t tokens, Owner& cache)

@@ -145,6 +145,8 @@ void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space
 /// \param[in]  options  scale, if not the cache's
 /// \param[out] output   [H*G, Dv] or [H*G, n, Dv]
 /// \param[out] lse      [H*G] or [H*G, n]
+/// \cost   the view's call
+/// \sync   as the view's call
 /// \throws the errors of the views' calls
 template <backend B, element U, std::size_t Rank, cache_owner_on<B> Owner>
 void attend(B const& on, view<U const, Rank, B::memory_space> queries, Owner const& cache, attend_options options,
