@@ -72,12 +72,19 @@ struct preset
 
     std::optional<replay_part> replayed = std::nullopt; ///< unset: the last queries score alone
     std::optional<sharing_part> shared  = std::nullopt; ///< unset: each layer has a budget of its own
-    std::optional<refit_part> refitted  = std::nullopt; ///< `refit`, if `replayed` is set, too, but not by `reader`
-    index_t stand_ins                   = 0; ///< most stand-ins of a head, at most stand_ins_within: `stand_in`
+    index_t stand_ins                   = 0;  ///< most stand-ins of a head, at most stand_ins_within: `stand_in`
     index_t stand_in_part               = 16; ///< stand-ins take at most 1 / stand_in_part of the limit
-    bool coded_stand_ins = false; ///< stand-ins are stored in the cheapest codes of the set, not uncompressed, and
-    index_t window_part  = 0; ///< a window above 1 / window_part of the limit (0: none) in its costliest codes: both
-                              ///< if most tokens that stay take the cheapest ones
+
+    /// Whether stand-ins are stored in the cheapest codes of the ratio set, if `allocate` gives these to most of the tokens that
+    /// it keeps; otherwise stand-ins are uncompressed.
+    bool coded_stand_ins = false;
+    /// A window that takes more than 1 / window_part of the limit is stored in the costliest codes of the set, under the same
+    /// condition, unless everything fits. 0: never.
+    index_t window_part = 0;
+
+    /// How `refit` changes the values of kept tokens. Unset: values stay, as they do in a `reader`, without `replayed`, in prompts
+    /// of fewer than `apart` + `span` tokens, and if `pack` is given fewer than `span` last queries.
+    std::optional<refit_part> refitted = std::nullopt;
 
     /// The model's factor of q.k in all stages; 0 means 1/sqrt(D). For a model with another factor: `preset p = presets::best;
     /// p.scale = ...`.

@@ -168,8 +168,8 @@ public:
         if (advances(on)) { work_.progress.advance(layer, first + count); }
     }
 
-    /// Sets a layer's losses, instead of read_chunk: losses by rows of the caller's choice, e.g. of a second prefill. A layer
-    /// of which nothing was read is not refitted, because it has no rows.
+    /// Sets a layer's losses, instead of read_chunk: losses by rows of the caller's choice, e.g. of a second prefill.
+    /// Values of such a layer are not refitted, because nothing of it was read.
     ///
     /// \param on      backend: threads
     /// \param layer   0 to L - 1

@@ -259,7 +259,8 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
             " tokens");
         c.out("options.sources", *options.sources, {{heads, capacity}}, "H,S");
     }
-    expects(options.window.value_or(0) >= 0, "recompress: window is ", *options.window, "; it must not be negative");
+    expects(
+        options.window.value_or(0) >= 0, "recompress: window is ", options.window.value_or(0), "; it must not be negative");
     auto const numbers = detail::number_heads(on, "recompress", heads, 0);
     layer_shape whole{numbers.shard.heads, query_group, most, 0, layout.dims, index_t{sizeof(T)}}; // on all ranks
     whole.expects_valid("recompress");

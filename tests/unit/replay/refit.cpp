@@ -127,6 +127,28 @@ TEST_CASE("a head that keeps all tokens uncompressed stays as it is")
     CHECK(moved > 0);
 }
 
+TEST_CASE_TEMPLATE("finite values stay finite, however large they are", T, float, half)
+{
+    float const most = std::is_same_v<T, float> ? 3e38F : 65504.0F;
+    refit_case<T> given{sizes_of(60, {16, 16}), 1, {.blocks = 1, .apart = 20, .span = 8, .rows = 8}};
+    for (index_t i = 0; i < 60; ++i)
+    {
+        for (index_t d = 0; d < 16; ++d) { given.values.set(narrow<T>(i % 3 == 0 ? -most : most), 0, i, d); }
+    }
+    auto cache     = given.layer.packed();
+    auto const got = refitted(given, cache);
+    index_t moved  = 0;
+    for (index_t i = 0; i < 60; ++i)
+    {
+        for (index_t d = 0; d < 16; ++d)
+        {
+            CHECK(std::isfinite(widen(got.get(0, i, d))));
+            moved += widen(got.get(1, i, d)) != widen(given.values.get(1, i, d)) ? 1 : 0;
+        }
+    }
+    CHECK(moved > 0); // the other head is refitted
+}
+
 TEST_CASE("bits do not depend on the number of threads")
 {
     refit_case<half> const given{sizes_of(200, {24, 40}, 3), 3, {.blocks = 2, .apart = 60, .span = 20, .rows = 30}};
