@@ -26,14 +26,14 @@ namespace MDKV_NAMESPACE::detail
 
 /// x := H x for numbers, or vectors of neighbours, in registers. All loops are unrolled, because only constant indices choose
 /// registers.
-template <class V, int Count>
+template <class V, std::size_t Count>
 [[gnu::always_inline]] MDKV_HD inline void hadamard_registers(V (&x)[Count]) noexcept
 {
     MDKV_UNROLL
-    for (int step = 1; step < Count; step *= 2)
+    for (std::size_t step = 1; step < Count; step *= 2)
     {
         MDKV_UNROLL
-        for (int k = 0; k < Count; ++k)
+        for (std::size_t k = 0; k < Count; ++k)
         {
             if ((k & step) != 0) { continue; }
             V const a   = x[k];

@@ -33,7 +33,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -474,7 +473,9 @@ struct prompt_work
             executes && settings.ratios[costs.size() - 1].full() && std::all_of(bytes.begin(), bytes.end(), holds);
         if (next.all_full)
         {
-            return keep_everything(on, L * H, tokens, std::accumulate(bytes.begin(), bytes.end(), index_t{0}));
+            index_t sum = 0;
+            for (index_t const quota : bytes) { sum += quota; }
+            return keep_everything(on, L * H, tokens, sum);
         }
         for (index_t l = 0; l < L; ++l)
         {

@@ -63,7 +63,7 @@ TEST_CASE_TEMPLATE("rows are the tokens that the cache stores, then stand-ins, t
     support::source random{"unpack"};
     auto all = std::vector{sizes_of({drop, fraction(1, 4), fraction(1, 2).as(storage::int8), full_int4, full}),
         sizes_of({drop, full_int4, full_int8, full}), sizes_of({fraction(1, 8), full}), sizes_of({full_int8})};
-    for (std::size_t const i : {0, 1})
+    for (std::size_t const i : {0U, 1U})
     {
         all.push_back(all[i]);
         all.back().coded_stand_ins = true;

@@ -697,7 +697,7 @@ TEST_CASE_TEMPLATE("coded stand-ins are the bytes of tokens at their rung, and h
         }
     }
     packed_layer<T> wrong{{.rungs = {drop, fraction(1, 2).as(storage::int8), full}, .stand_ins = 2}};
-    for (std::size_t const run : {0, 1, 2, 4})
+    for (std::size_t const run : {0U, 1U, 2U, 4U})
     {
         wrong.layout.stand_in_run = run;
         cpu::cache<T> cache{wrong.layout, 100000};
