@@ -156,12 +156,15 @@ private:
                     }
                 }
                 total += share;
-                shares.push_back(std::fmax(share, real{0x1p-30}));
+                shares.push_back(share < real{0x1p-126} ? 0 : share); // as in float
             }
         }
         for (real& x : key) { x = total > 0 ? x / total : 0; }
         for (real& x : value) { x = total > 0 ? x / total : 0; }
         std::vector<real> direction(dim, 0);
+        auto const lacking = [&](index_t g, index_t t, real share, real got) {
+            return share > 0 ? real{lse.get(h * s.group + g, t)} + std::log(share) - got : real{0};
+        };
         auto const product = [&](index_t g, index_t t, std::vector<real> const& with) {
             real sum = 0;
             for (index_t d = 0; d < s.dim; ++d)
@@ -176,7 +179,7 @@ private:
             for (index_t t = 0; t < s.queries; ++t)
             {
                 real const share = shares[static_cast<std::size_t>(g * s.queries + t)];
-                real const lacks = real{lse.get(h * s.group + g, t)} + std::log(share) - product(g, t, key);
+                real const lacks = lacking(g, t, share, product(g, t, key));
                 for (index_t d = 0; d < s.dim; ++d)
                 {
                     direction[static_cast<std::size_t>(d)] +=
@@ -194,9 +197,9 @@ private:
             {
                 real const along = product(g, t, direction);
                 real const share = shares[static_cast<std::size_t>(g * s.queries + t)];
-                real const lacks = real{lse.get(h * s.group + g, t)} + std::log(share) - product(g, t, key);
+                real const lacks = lacking(g, t, share, product(g, t, key));
                 bends += share * along * along;
-                if (along > 0) { longest = std::fmin(longest, (lacks + std::log(real{8})) / along); }
+                if (along > 0) { longest = std::fmin(longest, std::fmax(lacks + std::log(real{8}), real{0}) / along); }
             }
         }
         for (std::size_t d = 0; d < dim; ++d)

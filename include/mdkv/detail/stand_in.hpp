@@ -340,10 +340,10 @@ struct place_stand_in
         {
             double sum = 0;
             for (index_t s = 0; s < shares.extent(1); ++s) { sum += double{shares(h, s, j, r)}; }
-            double const least   = 0x1p-30; // share of a cluster that no row attends to
-            share[r]             = static_cast<float>(sum > least ? sum : least);
+            share[r]             = static_cast<float>(sum);
             float const* const q = queries.row(h, r);
-            lacks[r]             = static_cast<float>(double{q[dim]} + log2(double{share[r]}) - dot(q, key, dim));
+            bool const any       = share[r] > 0; // a row that pays a cluster nothing says nothing about its key
+            lacks[r] = any ? static_cast<float>(double{q[dim]} + log2(double{share[r]}) - dot(q, key, dim)) : 0.0F;
         }
         t.sync();
         for (index_t d = t.rank(); d < dim; d += t.size()) { memory.sums[d] = 0; }
@@ -357,7 +357,8 @@ struct place_stand_in
         for (index_t r = t.rank(); r < count; r += t.size())
         {
             double const product = dot(queries.row(h, r), memory.sums, dim);
-            longest[r] = product > 0 ? static_cast<float>((double{lacks[r]} + most_taken) / product) : INFINITY;
+            double const left    = double{lacks[r]} + most_taken;
+            longest[r]           = product > 0 ? static_cast<float>((left > 0 ? left : 0.0) / product) : INFINITY;
             lacks[r]   = static_cast<float>(product);
         }
         t.sync();

@@ -139,6 +139,32 @@ TEST_CASE("rows see no token after their place, and another scale is another sof
     }
 }
 
+TEST_CASE("a row that does not see a cluster's tokens moves no key away from them")
+{
+    for (index_t const window : {1, 4, 15})
+    {
+        stand_in_case<float> given{{.heads = 2, .group = 3, .queries = 16, .tokens = 60, .window = window, .dim = 16}};
+        given.rungs.assign(std::vector<std::uint8_t>(120, 0));
+        auto const each = stand_ins(given, 60); // one token a cluster
+        CHECK(error_of(each.keys.elements(), given.expected(60).keys).within(0x1p-13));
+        for (index_t h = 0; h < 2; ++h)
+        {
+            for (index_t t = 0; t < 60; ++t)
+            {
+                for (index_t d = 0; d < 16; ++d)
+                {
+                    CHECK(std::fabs(each.keys.get(h, t, d) - given.prompt.keys.get(h, t, d)) < 1e-3F);
+                }
+            }
+        }
+        for (index_t const clusters : {3, 20})
+        {
+            auto const some = stand_ins(given, clusters);
+            CHECK(error_of(some.keys.elements(), given.expected(clusters).keys).within(0x1p-13));
+        }
+    }
+}
+
 TEST_CASE("with stand-ins a row's attention is nearer to that over all tokens")
 {
     stand_in_case<float> const given{
