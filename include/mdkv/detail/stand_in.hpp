@@ -359,7 +359,7 @@ struct place_stand_in
             double const product = dot(queries.row(h, r), memory.sums, dim);
             double const left    = double{lacks[r]} + most_taken;
             longest[r]           = product > 0 ? static_cast<float>((left > 0 ? left : 0.0) / product) : INFINITY;
-            lacks[r]   = static_cast<float>(product);
+            lacks[r]             = static_cast<float>(product);
         }
         t.sync();
         double squares = 0;
