@@ -167,7 +167,11 @@ inline constexpr preset best{.name = "best",
     .early_weight                  = 0.2F,
     .replayed                      = replay_part{.ahead = 1024, .join = 2.0F},
     .shared                        = sharing_part{.depth = 1.0F},
-    .stand_ins                     = 8};
+    .stand_ins                     = 32,
+    .stand_in_part                 = 8,
+    .coded_stand_ins               = true,
+    .window_part                   = 32,
+    .refitted                      = refit_part{}};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
 /// of the text count more. It keeps passages that the last queries do not ask about; text that goes on is further from
@@ -181,7 +185,10 @@ inline constexpr preset any_question{.name = "any_question",
     .early_weight                          = 0.2F,
     .replayed                              = replay_part{.own = true},
     .shared                                = sharing_part{.depth = 1.0F, .leverage_power = 16.0F},
-    .stand_ins                             = 8};
+    .stand_ins                             = 32,
+    .stand_in_part                         = 8,
+    .coded_stand_ins                       = true,
+    .refitted                              = refit_part{}};
 
 } // namespace presets
 

@@ -48,7 +48,8 @@ struct recompress_options
     index_t question                                  = 32;
 
     /// Tokens of the new window, in at most half of the limit; unset: as many as in the present one. A window in codes
-    /// (preset::window_part) is none in the cache, so that a fold by a preset says how long the next one is.
+    /// (preset::window_part) is none in the cache, so that a fold by a preset says how long the next one is. If a rank has
+    /// no heads, at least so many tokens must have been appended.
     std::optional<index_t> window = std::nullopt;
 
     /// Over ranks: maximum of `most_slots` over all ranks, on which they agree before the call. 0: this cache's.
@@ -265,7 +266,8 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     layer_shape whole{numbers.shard.heads, query_group, most, 0, layout.dims, index_t{sizeof(T)}}; // on all ranks
     whole.expects_valid("recompress");
     index_t const limit       = options.limit.in_bytes(whole);
-    index_t const most_window = (std::min)(recent, limit / (2 * (std::max<index_t>)(whole.bytes_of(1), 1)));
+    index_t const half        = limit / (2 * (std::max<index_t>)(whole.bytes_of(1), 1)); // of the limit, in tokens
+    index_t const most_window = heads > 0 ? (std::min)(recent, half) : half; // without heads appended tokens are not counted
     index_t const window      = options.window ? (std::min)(*options.window, most_window) : layout.window;
     cache_layout next{ratios, heads, window, layout.dims, layout.scale};
     auto const same = detail::same_rungs(layout, next);

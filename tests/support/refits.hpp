@@ -28,6 +28,7 @@ struct refit_case
     mdkv::refit_options<host> options;
     double lacked_without = 0, lacked_with = 0; ///< squares that judging rows' outputs lack, before and after
     std::vector<double> factors;                ///< of the heads that `expected` was asked for
+    index_t shortened = 0;                      ///< changes that the bound shortens
 
     refit_case(packed_sizes const& s, index_t group, mdkv::refit_part const& rows, index_t first = 0)
         : layer{s}
@@ -185,6 +186,20 @@ private:
                 double const by = matrix[i][k] / matrix[k][k];
                 for (std::size_t j = k; j < m + out; ++j) { matrix[i][j] -= by * matrix[k][j]; }
             }
+        }
+        double stored = 0; // square of the stored values
+        for (index_t j = 0; j < n; ++j)
+        {
+            for (double const v : row(stored_values, h, j)) { stored += v * v; }
+        }
+        for (std::size_t i = 0; i < m; ++i)
+        {
+            double change = 0; // its square
+            for (std::size_t d = 0; d < out; ++d) { change += std::pow(matrix[i][m + d] / matrix[i][i], 2); }
+            double const longest = double{part.most} * std::sqrt(stored / static_cast<double>(n));
+            double const by      = std::sqrt(change) > longest ? longest / std::sqrt(change) : 1.0;
+            for (std::size_t d = 0; d < out; ++d) { matrix[i][m + d] *= by; }
+            shortened += by < 1 ? 1 : 0;
         }
         double product = 0; // of the change of the judging rows' outputs, and what they lack
         double square  = 0;

@@ -1338,7 +1338,7 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
           == "prompt::finish_layer: layer 1 has 90 tokens; the layers before have 100");
     one.finish_layer(on, 1, x.whole(1));
     CHECK(text_of([&] { one.allocate(on, budget::kv_size(3)); })
-          == "prompt::allocate: a budget of 960 bytes a layer cannot hold the window of 8 tokens; at least 2560 bytes "
+          == "prompt::allocate: a budget of 960 bytes a layer cannot hold the window of 8 tokens; at least 1856 bytes "
              "are needed");
     workspace small{memory.span().first(64)};
     CHECK(error_text<insufficient_workspace>([&] {
@@ -1354,7 +1354,7 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
     without.lse  = std::nullopt;
     CHECK(
         text_of([&] { one.pack(on, 0, without, caches[0]); })
-        == "prompt::pack: lse is missing; preset \"best\" makes up to 2 stand-ins, which need it (stand_ins = 0 makes "
+        == "prompt::pack: lse is missing; preset \"best\" makes up to 13 stand-ins, which need it (stand_ins = 0 makes "
            "none)");
     CHECK(text_of([&] { one.pack(on, 0, shorter.whole(0), caches[0]); }).find("prompt::pack: keys must be") == 0);
     cache_view<half, space::host> nowhere;

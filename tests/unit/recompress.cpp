@@ -326,10 +326,8 @@ TEST_CASE("a fold may make another window than the cache has: tokens of the tail
             static_cast<void>(recompress(on, slice<1>(layer.keys.in(), 0, 2), layer.ratios, {.window = -1}, cache));
         });
     }) == "recompress: window is -1; it must not be negative");
-    preset p = presets::best;
-    CHECK(!fold_options<host>(p, budget::bytes(1), 4).window);
-    p.window_part = 32;
-    CHECK(fold_options<host>(p, budget::bytes(1), 4).window == 8);
+    CHECK(!fold_options<host>(presets::any_question, budget::bytes(1), 4).window);
+    CHECK(fold_options<host>(presets::best, budget::bytes(1), 4).window == 8); // its window may be in codes
 }
 
 TEST_CASE("stand-ins outlive folds bit for bit, have no slots, and take their bytes from the limit alone")

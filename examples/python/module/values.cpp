@@ -116,7 +116,8 @@ members<mdkv::sharing_part> const sharing_members{
     {"depth", plain<&mdkv::sharing_part::depth>()}, {"leverage_power", plain<&mdkv::sharing_part::leverage_power>()}};
 members<mdkv::refit_part> const refit_members{{"blocks", plain<&mdkv::refit_part::blocks>()},
     {"apart", plain<&mdkv::refit_part::apart>()}, {"span", plain<&mdkv::refit_part::span>()},
-    {"rows", plain<&mdkv::refit_part::rows>()}, {"ridge", plain<&mdkv::refit_part::ridge>()}};
+    {"rows", plain<&mdkv::refit_part::rows>()}, {"ridge", plain<&mdkv::refit_part::ridge>()},
+    {"most", plain<&mdkv::refit_part::most>()}};
 
 template <class Part>
 [[nodiscard]] nb::dict dict_of(Part const& part, members<Part> const& all)

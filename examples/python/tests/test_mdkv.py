@@ -79,7 +79,8 @@ def test_budgets_hold_and_more_bytes_lose_less(random, name):
         assert layer.bytes["arena"] == report["resident_bytes"] <= report["budget_bytes"] <= share * full
         assert layer.bytes["uncompressed"] == report["full_bytes"] == full
         assert sum(layer.rungs.values()) == H * N == layer.heads * layer.tokens
-        assert sum(report["chosen"]["tokens"].values()) == H * (N - mdkv.preset(name).window)
+        chosen = sum(report["chosen"]["tokens"].values())
+        assert chosen == H * (N - mdkv.preset(name).window) or (chosen == H * N and mdkv.preset(name).window_part > 0)
     assert errors[0] > errors[1] > errors[2] and errors[2] < 0.5, errors
 
 
@@ -144,10 +145,10 @@ def test_prompt_of_several_layers_shares_one_budget(random):
     assert sizes[1] != sizes[0]
     for i, (layer, _) in enumerate(packed):
         rungs = prompt.rungs_of(i)
-        assert rungs.shape == (H, N - preset.window) and prompt.losses_of(i).shape == (H, 4, N - preset.window)
+        assert rungs.shape == (H, N) and prompt.losses_of(i).shape == (H, 4, N)  # the window is in codes
         counts = np.bincount(rungs.ravel(), minlength=4)
-        assert dict(zip(preset.ratios, counts)) == {**layer.rungs, "full": layer.rungs["full"] - H * preset.window}
-    assert sum(chosen["tokens"].values()) == 3 * H * (N - preset.window)
+        assert dict(zip(preset.ratios, counts)) == layer.rungs
+    assert sum(chosen["tokens"].values()) == 3 * H * N
 
 
 def test_log_sum_exps(random):
@@ -242,7 +243,8 @@ def test_own_ratio_sets_and_presets(random):
     assert list(layer.rungs) == list(ratios) and layer.rungs["full"] >= H * 16
     best = mdkv.presets.best
     assert best.replace(shared=None, replayed=None).shared is None
-    assert best.refitted is None and best.replace(refitted={"rows": 7}).refitted["rows"] == 7
+    assert best.replace(refitted=None).refitted is None
+    assert best.replace(refitted={"rows": 7}).refitted == {**best.refitted, "rows": 7}
     assert best.replace(replayed={"ahead": 7}).replayed == {**best.replayed, "ahead": 7}
     assert repr(best) != repr(best.replace(window=9)) and "window=9" in repr(best.replace(window=9))
 

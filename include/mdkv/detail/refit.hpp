@@ -9,6 +9,7 @@
 #include <mdkv/detail/refit_rows.hpp>
 #include <mdkv/detail/team.hpp>
 
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -353,6 +354,59 @@ struct find_changes
                     changes(h, to + column + l, d + k) = product[k][l];
                 }
             }
+        }
+    }
+};
+
+/// Shortens the changes that are longer than `most` times the root mean square of the head's stored values. An item is a head.
+template <backend B, element T>
+struct bound_changes
+{
+    static constexpr char const* name = "refit_bound";
+    static constexpr int threads      = 64;
+
+    in_view<T, 3, B> values;       // [H, S, Dv]  of stored tokens
+    in_view<index_t, 1, B> fitted; // [H]
+    float most;
+    out_view<float, 3, B> changes; // [H, S, Dv]
+
+    struct scratch
+    {
+        carver& cut;
+        index_t dim;
+        double* squares = cut.take<double>(dim); // [Dv]  sums over the tokens
+    };
+
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(values.extent(2)); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        index_t const n   = fitted(h);
+        index_t const dim = values.extent(2);
+        carver cut        = t.scratch();
+        scratch const mine{cut, dim};
+        t.sync();
+        for (index_t d = t.rank(); d < dim; d += t.size()) { mine.squares[d] = 0; }
+        for (index_t j = 0; j < n; ++j)
+        {
+            for (index_t d = t.rank(); d < dim; d += t.size())
+            {
+                double const v = double{widen(load_at<T>(values.row(h, j) + d))};
+                mine.squares[d] += v * v;
+            }
+        }
+        t.sync();
+        double limit = 0; // of a change's square
+        for (index_t d = 0; d < dim; ++d) { limit += mine.squares[d]; }
+        limit *= n > 0 ? double{most} * double{most} / static_cast<double>(n) : 0.0;
+        for (index_t j = t.rank(); j < n; j += t.size())
+        {
+            double square = 0;
+            for (index_t d = 0; d < dim; ++d) { square += double{changes(h, j, d)} * double{changes(h, j, d)}; }
+            if (!(square > limit)) { continue; }
+            auto const part = static_cast<float>(std::sqrt(limit / square));
+            for (index_t d = 0; d < dim; ++d) { changes(h, j, d) *= part; }
         }
     }
 };

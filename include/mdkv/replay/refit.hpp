@@ -31,6 +31,7 @@ struct refit_part
     index_t span   = 64;    ///< tokens of a block
     index_t rows   = 32;    ///< rows of a block for each KV head, shared out among its query heads
     float ridge    = 0.05F; ///< weight of the changes' squares, in units of the mean square of a token's weights
+    float most     = 1.0F;  ///< longest change of a value, in units of the root mean square of the head's stored values
 
     /// The tokens of a block that have rows, if a KV head has `group` query heads: the first and every so many after it.
     [[nodiscard]] constexpr index_t each(index_t group) const noexcept
@@ -56,7 +57,8 @@ namespace detail
     hash               = mixed(hash, static_cast<std::uint64_t>(part.apart));
     hash               = mixed(hash, static_cast<std::uint64_t>(part.span));
     hash               = mixed(hash, static_cast<std::uint64_t>(part.rows));
-    return mixed(hash, __builtin_bit_cast(std::uint64_t, static_cast<double>(part.ridge) + 0.0));
+    hash               = mixed(hash, __builtin_bit_cast(std::uint64_t, static_cast<double>(part.ridge) + 0.0));
+    return mixed(hash, __builtin_bit_cast(std::uint64_t, static_cast<double>(part.most) + 0.0));
 }
 
 /// \throws invalid_argument   naming the stage and the option, whose name begins with `prefix`: it is out of its range
@@ -67,6 +69,8 @@ MDKV_OUTLINE constexpr void expects_refit(char const* stage, char const* prefix,
     expects(part.apart >= part.span, stage, ": ", prefix, ".apart is ", part.apart, ", below the span of ", part.span);
     expects(part.rows >= 1, stage, ": ", prefix, ".rows is ", part.rows, "; it must be at least 1");
     expects(part.ridge >= 0.0F && part.ridge <= 1e6F, stage, ": ", prefix, ".ridge is ", part.ridge,
+        "; it must be from 0 to 1000000");
+    expects(part.most >= 0.0F && part.most <= 1e6F, stage, ": ", prefix, ".most is ", part.most,
         "; it must be from 0 to 1000000");
 }
 
@@ -86,8 +90,8 @@ struct refit_options
 /// Changes the values of a cache's tokens so that rows of the text that goes on have the outputs that they would have over all
 /// tokens. The rows are the prompt's own queries, turned so that their block begins where the prompt ends; each sees its block
 /// up to itself, too, as it will see what follows the prompt. With A the rows' attention to the stored tokens before
-/// the window, keys as they are read back, and E what their outputs lack, values change by (A'A + mu I)^-1 A'E; a head's
-/// change is multiplied by the factor from 0 to 1 that suits the judging rows best (docs/method.md). `pack`
+/// the window, keys as they are read back, and E what their outputs lack, values change by (A'A + mu I)^-1 A'E, each change at most
+/// `most` long; a head's changes are multiplied by the factor from 0 to 1 that suits the judging rows best (docs/method.md). `pack`
 /// stores the changed values at the same rungs; window and stand-ins stay.
 ///
 /// \param on            backend: threads, scratch
@@ -211,6 +215,7 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
             if (most > matrix::strip) { weigh(from); }
             run(with, detail::find_changes<B>{weights, as_input(solved_columns), changes});
         }
+        run(with, detail::bound_changes<B, T>{as_input(stored_values), as_input(fitted), part.most, changes}, H);
         index_t const judging = shape.of_block();
         auto const mended     = slice<1>(output(0), 0, judging);
         run(with, detail::attend_rows<B, T, float>{as_input(stored_keys), as_input(changes),

@@ -81,13 +81,14 @@ support::packed_sizes sizes_of(index_t tokens, head_dims dims, index_t stand_ins
 
 TEST_CASE_TEMPLATE("values are those of the least squares", T, float, half, bfloat16)
 {
-    double some = 0; // a factor that is neither 0 nor 1
+    double some       = 0; // a factor that is neither 0 nor 1
+    index_t shortened = 0;
     for (auto const& [tokens, dim, value_dim, group, blocks, apart, span, rows, stand_ins] :
         std::vector<std::array<index_t, 9>>{{150, 16, 16, 1, 1, 70, 8, 8, 0}, {150, 24, 40, 3, 2, 40, 13, 15, 4},
             {90, 64, 64, 2, 3, 22, 20, 64, 5}, {40, 8, 8, 1, 11, 3, 3, 3, 9}, {2900, 4, 4, 1, 2, 900, 64, 5, 0}})
     {
         refit_case<T> given{sizes_of(tokens, {dim, value_dim}, stand_ins), group,
-            {.blocks = blocks, .apart = apart, .span = span, .rows = rows, .ridge = 0.3F}, 2};
+            {.blocks = blocks, .apart = apart, .span = span, .rows = rows, .ridge = 0.3F, .most = 0.1F}, 2};
         auto cache      = given.layer.packed();
         auto const got  = refitted(given, cache);
         auto const want = given.expected(cache.view());
@@ -96,8 +97,33 @@ TEST_CASE_TEMPLATE("values are those of the least squares", T, float, half, bflo
         auto const error = error_of(given, got, want);
         CHECK_MESSAGE(error.within(std::is_same_v<T, float> ? 1e-5 : std::is_same_v<T, half> ? 0x1p-9 : 0x1p-6), error);
         for (double const x : given.factors) { some = x > 0 && x < 1 ? x : some; }
+        CHECK(given.shortened < 2 * tokens); // some are not
+        shortened += given.shortened;
     }
     CHECK(some > 0);
+    CHECK(shortened > 0);
+}
+
+TEST_CASE("the change of a token that no row attends to is bounded")
+{
+    refit_case<float> given{sizes_of(300, {32, 32}), 2, {.blocks = 4, .apart = 50, .span = 32, .rows = 64}};
+    for (index_t i = 0; i < 300; ++i) { given.layer.rung.set(i == 150 ? 3 : 0, 0, i); } // the only one of its head
+    for (index_t d = 0; d < 32; ++d)
+    {
+        float const k = given.layer.keys.get(0, 150, d);
+        for (tensor<float, 3>* const keys : {&given.keys, &given.layer.keys}) { keys->set(0.01F * k, 0, 150, d); }
+    }
+    auto cache     = given.layer.packed();
+    auto const got = refitted(given, cache);
+    double change = 0, value = 0;
+    for (index_t d = 0; d < 32; ++d)
+    {
+        double const v{given.values.get(0, 150, d)};
+        change += std::pow(double{got.get(0, 150, d)} - v, 2);
+        value += v * v;
+    }
+    CHECK(change > 0);
+    CHECK(change <= 1.0001 * value);
 }
 
 TEST_CASE("with refitted values later rows' outputs are nearer to those over all tokens")
@@ -184,6 +210,7 @@ TEST_CASE("bad arguments are refused by name before anything is changed")
     CHECK(error_of(&refit_part::span, 0) == "refit: rows.span is 0; it must be at least 1");
     CHECK(error_of(&refit_part::apart, 7) == "refit: rows.apart is 7, below the span of 8");
     CHECK(error_of(&refit_part::ridge, -1.0F) == "refit: rows.ridge is -1; it must be from 0 to 1000000");
+    CHECK(error_of(&refit_part::most, -1.0F) == "refit: rows.most is -1; it must be from 0 to 1000000");
     CHECK(error_with([](auto& x) { x.options.first = 52; })
           == "refit: first is 52; the 1 blocks from there on must end before the last 8 of 67 tokens");
     CHECK(error_with([](auto& x) { x.options.stand_ins = -1; }) == "refit: stand_ins is -1; it must not be negative");
