@@ -76,7 +76,7 @@ struct preset
     index_t stand_in_part               = 16; ///< stand-ins take at most 1 / stand_in_part of the limit
 
     /// Whether stand-ins are stored in the cheapest codes of the ratio set, if `allocate` gives these to most of the tokens that
-    /// it keeps; otherwise stand-ins are uncompressed.
+    /// it keeps; otherwise a quarter as many are uncompressed, in half the part of the limit.
     bool coded_stand_ins = false;
     /// A window that takes more than 1 / window_part of the limit is stored in the costliest codes of the set, under the same
     /// condition, unless everything fits. 0: never.
@@ -115,6 +115,13 @@ struct preset
     {
         replay_part const how = replayed.value_or(replay_part{});
         return {.ahead = how.ahead, .own = how.own, .encoding = encoding, .scale = scale, .norm = how.norm};
+    }
+    /// The most stand-ins of each of `heads` heads, of `bytes` bytes each, in codes or not.
+    [[nodiscard]] constexpr index_t most_stand_ins(bool coded, index_t limit, index_t heads, index_t bytes) const noexcept
+    {
+        bool const fewer = coded_stand_ins && !coded;
+        return stand_ins_within(
+            fewer ? stand_ins / 4 : stand_ins, limit, stand_in_part * (fewer ? 2 : 1), heads, bytes);
     }
     /// The options of stand_in.
     [[nodiscard]] constexpr stand_in_options stand_in() const noexcept { return {.scale = scale}; }

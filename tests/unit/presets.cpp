@@ -293,6 +293,13 @@ TEST_CASE("stand-ins take a part of a layer's limit at most")
     CHECK(within(8, 0, 16, 0) == 0);
     CHECK(within(8, 0, 16, -1) == 0);
     CHECK(stand_ins_within(8, 1000, 16, 0, 0) == 0);
+    for (preset const& p : {presets::best, presets::any_question}) // a quarter as many, in half the part
+    {
+        CHECK(p.most_stand_ins(true, 1000000, 3, bytes) == 32);
+        CHECK(p.most_stand_ins(false, 1000000, 3, bytes) == 8);
+        CHECK(p.most_stand_ins(true, 64 * 3 * bytes, 3, bytes) == 8);
+        CHECK(p.most_stand_ins(false, 64 * 3 * bytes, 3, bytes) == 4);
+    }
 }
 
 TEST_CASE("queries whose attention is uniform count as a part of the others")

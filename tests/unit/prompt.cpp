@@ -414,8 +414,10 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
     auto const plan = [&] {
         spend               = bytes - (in_codes ? coded - H * channel_bytes({D, Dv}, 2) : shape.window_bytes());
         one                 = small ? p.ratios.bytes(1, {D, Dv}, 2) : shape.token_bytes();
-        index_t const share = p.stand_in_part * (p.coded_stand_ins && !small ? 2 : 1);
-        extra               = p.ratios.can_drop() ? stand_ins_within(p.stand_ins, bytes, share, H, one) : 0;
+        bool const fewer    = p.coded_stand_ins && !small;
+        index_t const most  = fewer ? p.stand_ins / 4 : p.stand_ins;
+        index_t const share = p.stand_in_part * (fewer ? 2 : 1);
+        extra               = p.ratios.can_drop() ? stand_ins_within(most, bytes, share, H, one) : 0;
         extra               = H * one * extra <= spend ? extra : 0;
     };
     plan();

@@ -529,8 +529,8 @@ TEST_CASE("presets as they are: limits hold with stand-ins, and bits do not depe
         }
         CHECK(stand_ins
               == 3 * text::heads
-                     * stand_ins_within(p.stand_ins, x.layer_bytes() / 8, p.stand_in_part * (p.coded_stand_ins ? 2 : 1),
-                         text::heads, (text::dim + text::value_dim) * 2));
+                     * p.most_stand_ins(
+                         false, x.layer_bytes() / 8, text::heads, (text::dim + text::value_dim) * 2));
         CHECK(stand_ins > 0);
     }
 }

@@ -145,7 +145,8 @@ def test_prompt_of_several_layers_shares_one_budget(random):
     assert sizes[1] != sizes[0]
     for i, (layer, _) in enumerate(packed):
         rungs = prompt.rungs_of(i)
-        assert rungs.shape == (H, N) and prompt.losses_of(i).shape == (H, 4, N)  # the window is in codes
+        assert rungs.shape == (H, N)  # the window is in codes
+        assert prompt.losses_of(i).shape == (H, 4, N - preset.window)
         counts = np.bincount(rungs.ravel(), minlength=4)
         assert dict(zip(preset.ratios, counts)) == layer.rungs
     assert sum(chosen["tokens"].values()) == 3 * H * N

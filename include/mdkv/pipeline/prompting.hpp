@@ -334,8 +334,7 @@ struct prompt_work
     /// Sets how stand-ins are stored, and the most of a head: fewer if they are uncompressed against the preset's wish.
     void plan_stand_ins(prompt_choice& next, layer_shape const& one, bool coded) const
     {
-        index_t const part  = settings.stand_in_part * (settings.coded_stand_ins && !coded ? 2 : 1);
-        index_t const most  = stand_ins_within(settings.stand_ins, next.budget, part, one.heads, stand_in_bytes(coded));
+        index_t const most  = settings.most_stand_ins(coded, next.budget, one.heads, stand_in_bytes(coded));
         index_t const spend = next.budget - window_bytes(next, one);
         next.coded_stand_ins = coded;
         next.stand_ins       = one.heads * most * stand_in_bytes(coded) <= spend ? most : 0;

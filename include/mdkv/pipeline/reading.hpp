@@ -137,10 +137,8 @@ struct reader_work
         index_t const least = of_all_ranks.window_bytes() + shard.heads * costs.channels;
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
             of_all_ranks.window, " tokens and the channels; at least ", least, " bytes are needed");
-        // A reader makes stand-ins anew, out of uncompressed ones. Where the preset has them in codes, they get half the part.
-        index_t const part = settings.stand_in_part * (settings.coded_stand_ins ? 2 : 1);
-        stand_ins =
-            stand_ins_within(settings.stand_ins, limit_bytes, part, of_all_ranks.heads, of_all_ranks.token_bytes());
+        // A reader makes stand-ins anew, out of uncompressed ones.
+        stand_ins = settings.most_stand_ins(false, limit_bytes, of_all_ranks.heads, of_all_ranks.token_bytes());
         stand_ins          = of_all_ranks.bytes_of(stand_ins) <= limit_bytes - least ? stand_ins : 0;
         auto const [D, Dv] = shape.dims;
         // Queries that do not score find channels, by a sample of them, and stand-ins.
