@@ -397,7 +397,7 @@ struct bound_changes
             }
         }
         t.sync();
-        double limit = 0; // of a change's square
+        double limit = 0; // the largest square of a change
         for (index_t d = 0; d < dim; ++d) { limit += mine.squares[d]; }
         limit *= n > 0 ? double{most} * double{most} / static_cast<double>(n) : 0.0;
         for (index_t j = t.rank(); j < n; j += t.size())
