@@ -266,8 +266,9 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     layer_shape whole{numbers.shard.heads, query_group, most, 0, layout.dims, index_t{sizeof(T)}}; // on all ranks
     whole.expects_valid("recompress");
     index_t const limit       = options.limit.in_bytes(whole);
-    index_t const half        = limit / (2 * (std::max<index_t>)(whole.bytes_of(1), 1)); // number of tokens in half of the limit
-    index_t const most_window = heads > 0 ? (std::min)(recent, half) : half; // without heads appended tokens are not counted
+    index_t const half        = limit / (2 * (std::max<index_t>)(whole.bytes_of(1), 1)); // tokens that half of it holds
+    // A rank without heads does not count appended tokens.
+    index_t const most_window = heads > 0 ? (std::min)(recent, half) : half;
     index_t const window      = options.window ? (std::min)(*options.window, most_window) : layout.window;
     cache_layout next{ratios, heads, window, layout.dims, layout.scale};
     auto const same = detail::same_rungs(layout, next);
