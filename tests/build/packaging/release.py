@@ -46,10 +46,20 @@ def versions(root):
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     port = json.loads((root / "cmake/packaging/vcpkg/ports/mdkv/vcpkg.json").read_text(encoding="utf-8"))
     asked = re.findall(r"find_package\(mdkv (\d+\.\d+) ", (root / "README.md").read_text(encoding="utf-8"))
-    yield "CHANGELOG.md's newest version", re.search(r"^## \[(\d[^\]]*)\]", changelog, re.M)[1], said
+    newest = re.search(r"^## \[(\d[^\]]*)\]", changelog, re.M)[1]
+    if "\n## [Unreleased]" in changelog:
+        number = lambda version: tuple(map(int, version.split(".")))
+        yield f"{said} is newer than CHANGELOG.md's {newest}, after which changes are unreleased", number(said) > number(newest), True
+    else:
+        yield "CHANGELOG.md's newest version", newest, said
     yield "the vcpkg port's version", port["version"], said
     yield "the Conan recipe's version", conan_version(root), said
     yield "the version of the README's find_package", asked, [said.rpartition(".")[0]]
+    python = root / "examples/python"
+    types_of_module = (python / "src/mdkv/_module.pyi").read_text(encoding="utf-8")
+    yield "the version in the Python module's types", re.findall(r"^library_version: str = '(.*)'$", types_of_module, re.M), [said]
+    files = re.findall(r"\bmdkv-(\d+\.\d+\.\d+)\b", (python / "README.md").read_text(encoding="utf-8"))
+    yield "the versions of files in the Python package's README", set(files), {said}
 
 
 def changelog(root):

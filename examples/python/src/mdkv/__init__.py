@@ -36,14 +36,17 @@ def _best_module():
     tell them."""
     folder = _os.path.dirname(__file__)
     there = [name for name in ("_own", "_x86_64_v4", "_x86_64_v3") if any(f.startswith(name + ".") for f in _os.listdir(folder))]
+    least = set()
     if _platform.machine() in ("x86_64", "AMD64"):
         needed = {"_x86_64_v3": {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"}}
         needed["_x86_64_v4"] = needed["_x86_64_v3"] | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"}
         flags = _flags() or needed["_x86_64_v3"]
+        least = needed["_x86_64_v3"] - flags
         there = [name for name in there if needed.get(name, set()) <= flags]
     if not there:
-        raise ImportError("mdkv: this package holds no module for this processor; x86-64-v3 (AVX2) is the least. "
-                          "`pip install` its source folder with -C cmake.define.MDKV_PYTHON_INSTRUCTIONS=native")
+        lack = f"; it lacks {', '.join(sorted(least))}" if least else ""
+        raise ImportError(f"mdkv: this package holds no module for this processor{lack}. x86-64-v3 (AVX2) is the least. `pip install` "
+                          "its source archive or folder with -C cmake.define.MDKV_PYTHON_INSTRUCTIONS=native")
     return _importlib.import_module("." + there[0], __name__)
 
 

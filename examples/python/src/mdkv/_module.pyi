@@ -8,7 +8,7 @@ Tensor = Any  # anything with __dlpack__, of rank and type as said
 class InvalidArgument(ValueError):
     pass
 
-library_version: str = '0.2.0'
+library_version: str = '0.3.0'
 
 compiled_for: str
 

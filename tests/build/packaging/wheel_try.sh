@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# The wheels that cmake/packaging/wheel.sh made, as users install them: `pip install FILE` in Debian roots with Python and no
+# compiler, and in fresh environments of this machine's Pythons; then the lines of "A layer" in the package's README, on this
+# processor, on one that tells of no AVX-512, and on one that tells of no AVX2, where the import must say what is missing.
+#
+#   bash tests/build/packaging/wheel_try.sh FOLDER OUT [PYTHON]...     OUT: the wheels' folder; PYTHON: interpreters of this machine
+#
+# As root, who makes the roots FOLDER/bookworm and FOLDER/trixie with mmdebstrap. README's lines of transformers need torch, of
+# which PyPI's Linux wheel takes 6 GB: they run in this machine's environment for the package's tests (examples/setup.sh
+# python-peers), with the wheel beside it, if there is one. Exit status: 1 if a try failed, 2 if none can be made.
+set -euo pipefail
+# shellcheck source=examples/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../../../examples/setup.sh"
+
+(($# >= 2)) || die 2 "which folders? (bash tests/build/packaging/wheel_try.sh FOLDER OUT [PYTHON]...)"
+mkdir -p "$1"
+folder=$(cd "$1" && pwd)
+out=$(cd "$2" && pwd)
+shift 2
+((EUID == 0)) || die 2 "only root can make a root and change to it"
+setup_packages mmdebstrap
+unshare --mount --pid --fork true 2>"$folder/make.log" || die 2 "this machine allows no namespace for mounts: $(tail -n 1 "$folder/make.log")"
+
+passed=0 failed=0 skipped=0
+# try NAME COMMAND...: counts whether the command succeeds
+try() {
+    local name=$1
+    shift
+    if "$@" </dev/null >"$folder/try.log" 2>&1; then
+        passed=$((passed + 1))
+        say "passed: $name"
+    else
+        failed=$((failed + 1))
+        tail -n 10 "$folder/try.log"
+        say "FAILED: $name"
+    fi
+}
+
+# skip NAME REASON
+skip() {
+    skipped=$((skipped + 1))
+    say "skipped: $1: $2"
+}
+
+# The lines: all Python blocks of one section, and the four lines of transformers around a model without weights of its own.
+section() { awk -v title="## $1" '/^## / {on = $0 == title} /^```/ {inside = on && $0 == "```python"; next} on && inside' "$2"; }
+section "A layer" "$mdkv_root/examples/python/README.md" >"$folder/lines.py"
+echo 'import mdkv, os; assert mdkv.compiled_for == os.environ.get("EXPECTED", mdkv.compiled_for), mdkv.compiled_for' >>"$folder/lines.py"
+{
+    echo 'import torch, transformers
+model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=99, hidden_size=64, intermediate_size=64,
+    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
+inputs = {"input_ids": torch.randint(99, (1, 200)), "max_new_tokens": 4}'
+    section "From Python" "$mdkv_root/README.md"
+} >"$folder/transformers.py"
+cat >"$folder/older.py" <<'E2'
+try:
+    import mdkv
+except ImportError as error:
+    print(error)
+    raise SystemExit("it lacks abm, avx2, bmi1, bmi2, f16c, fma, movbe." not in str(error))
+raise SystemExit("the import succeeded")
+E2
+printf 'flags\t\t: fpu %s\n' "avx2 fma bmi1 bmi2 f16c movbe abm" >"$folder/cpuinfo.v3"
+printf 'flags\t\t: fpu sse4_2\n' >"$folder/cpuinfo.v2"
+
+# inside ROOT CPUINFO COMMAND...: runs a command with another root (/ is this machine's) and, unless it is "", another /proc/cpuinfo
+inside() {
+    local root=$1 cpuinfo=$2
+    shift 2
+    # shellcheck disable=SC2016 # sh reads its own arguments
+    unshare --mount --pid --fork --mount-proc="${root%/}/proc" sh -ec 'root=$1; cpuinfo=$2; shift 2
+        [ "$root" = / ] || mount --rbind /dev "$root/dev"
+        [ -z "$cpuinfo" ] || mount --bind "$cpuinfo" "${root%/}/proc/cpuinfo"
+        exec chroot "$root" "$@"' sh "$root" "$cpuinfo" env -i "${environment[@]}" "$@"
+}
+
+# try_wheel NAME ROOT PYTHON FOLDER: FOLDER is this script's own one as the root sees it
+try_wheel() {
+    local name=$1 root=$2 python=$3 seen=$4 version tag wheel
+    version=$(inside "$root" "" "$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    tag=cp${version/./}-cp${version/./}
+    ((${version#3.} < 12)) || tag='cp3*-abi3'
+    wheel=$(compgen -G "$out/mdkv-*-$tag-*.whl") || {
+        skip "$name" "$out has no wheel for Python $version"
+        return
+    }
+    name+=", Python $version, $(basename "$wheel")"
+    mkdir -p "${root%/}$seen"
+    [[ $root == / ]] || cp "$folder"/*.py "${root%/}$seen/"
+    cp "$wheel" "${root%/}$seen/"
+    inside "$root" "" "$python" -m venv --clear "$seen/venv"
+    try "$name: pip install" inside "$root" "" "$seen/venv/bin/python" -m pip install -q --only-binary=:all: "$seen/$(basename "$wheel")"
+    try "$name: README's lines" inside "$root" "" "$seen/venv/bin/python" "$seen/lines.py"
+    try "$name: README's lines without AVX-512" inside "$root" "$folder/cpuinfo.v3" env EXPECTED=x86-64-v3 "$seen/venv/bin/python" "$seen/lines.py"
+    try "$name: the message without AVX2" inside "$root" "$folder/cpuinfo.v2" "$seen/venv/bin/python" "$seen/older.py"
+}
+
+apt-config dump Acquire | grep -E '^Acquire::(https?|Check-[A-Za-z-]*|Retries)(::[^ ]*)? ".+";' >"$folder/apt.conf" || true
+certificates=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt}
+base=(HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PIP_DISABLE_PIP_VERSION_CHECK=1)
+for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_DEFAULT_TIMEOUT http_proxy https_proxy no_proxy; do
+    [[ -z ${!name:-} ]] || base+=("$name=${!name}")
+done
+for suite in bookworm trixie; do
+    root=$folder/$suite
+    if [[ ! -x $root/usr/bin/python3 ]]; then
+        say "making a root of $suite in $root"
+        rm -rf --one-file-system "$root"
+        mmdebstrap --quiet --variant=minbase --aptopt="$folder/apt.conf" --include=python3-venv "$suite" "$root" >"$folder/make.log" 2>&1 || {
+            skip "$suite" "mmdebstrap failed: $(tail -n 1 "$folder/make.log")"
+            continue
+        }
+        cp /etc/resolv.conf "$root/etc/resolv.conf"
+        cp "$certificates" "$root/etc/pip-certificates.crt" # ca-certificates would rewrite its own file
+    fi
+    environment=("${base[@]}" PIP_CERT=/etc/pip-certificates.crt)
+    try "$suite: there is no compiler" inside "$root" "" sh -c '! command -v cc c++ gcc g++ clang'
+    try_wheel "$suite" "$root" python3 /try
+done
+environment=("${base[@]}" PIP_CERT="$certificates")
+for python in "$@"; do
+    try_wheel "this machine" / "$(command -v "$python")" "$folder"
+done
+
+peers=$mdkv_cache/python-new/bin/python name="transformers' lines (they need torch)"
+if [[ ! -x $peers ]]; then
+    skip "$name" "bash examples/setup.sh python-peers makes their environment"
+else
+    version=$("$peers" -c 'import sys; print("%d%d" % sys.version_info[:2])')
+    wheel=$(compgen -G "$out/mdkv-*-cp$version-*.whl" || compgen -G "$out/mdkv-*-abi3-*.whl") || die 1 "$out has no wheel for $peers"
+    rm -rf "$folder/target"
+    "$peers" -m pip install -q --disable-pip-version-check --no-deps --target "$folder/target" "$wheel"
+    try "$name" env PYTHONPATH="$folder/target" "$peers" "$folder/transformers.py"
+fi
+say "wheels: $passed passed, $failed failed, $skipped skipped"
+exit $((failed > 0))
