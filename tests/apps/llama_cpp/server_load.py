@@ -76,22 +76,29 @@ def pool_of(text, documents, rng):
     return prompts
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Server:
     """llama-server in a process of its own."""
 
     def __init__(self, options, slots, budget=None, extra=()):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.patience = options.patience
         environment = dict(os.environ)
         if budget:
             preload = environment.get("MDKV_LOAD_PRELOAD", "").split() + [os.path.abspath(options.plugin)]
             environment.update(LD_PRELOAD=" ".join(preload), MDKV_BUDGET=budget)
-        self.log = tempfile.NamedTemporaryFile("w+", prefix="llama-server-", suffix=".log", delete=False)
         command = [options.server, "-m", options.model, "-c", str((slots or DEFAULT_SLOTS) * options.context), "-fa", "on"]
         command += ["-np", str(slots)] if slots else []
         command += ["-t", str(options.threads), "--host", "127.0.0.1", "--port", str(self.port), *extra]
+        self.start(command, environment)
+
+    def start(self, command, environment):
+        self.log = tempfile.NamedTemporaryFile("w+", prefix="llama-server-", suffix=".log", delete=False)
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, env=environment)
         end = time.monotonic() + 300
         while True:
