@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # llama.cpp, as it is, decoding from KV caches that mdkv compresses. From a fresh clone:
 #
-#   bash examples/llama_cpp/run.sh                            an answer and both tables
+#   bash examples/llama_cpp/run.sh                            an answer and the table of quality, by the preset best: ten minutes
 #   bash examples/llama_cpp/run.sh answer  [MODEL.gguf]       an answer to a long prompt, with and without
 #   bash examples/llama_cpp/run.sh quality [MODEL.gguf]       table: KL divergence and bytes beside llama.cpp's own codes,
 #                                                             bytes of all layers, and of those that mdkv served
@@ -79,8 +79,8 @@ answer() {
     say "answer: $(wc -w <"$prompt") words and a question, all cells"
     "${completion[@]}" 2>"$build/answer.log"
     printf '\n'
-    say "answer: the same with mdkv, ${MDKV_BUDGET:-25%} of the bytes, the rest given back"
-    with_mdkv MDKV_BUDGET="${MDKV_BUDGET:-25%}" MDKV_FREE=1 "${completion[@]}" 2>"$build/answer-mdkv.log"
+    say "answer: the same with mdkv, preset ${MDKV_PRESET:-best}, ${MDKV_BUDGET:-25%} of the bytes, the rest given back"
+    with_mdkv MDKV_PRESET="${MDKV_PRESET:-best}" MDKV_BUDGET="${MDKV_BUDGET:-25%}" MDKV_FREE=1 "${completion[@]}" 2>"$build/answer-mdkv.log"
     printf '\n'
     grep '^mdkv' "$build/answer-mdkv.log"
 }
@@ -90,12 +90,12 @@ answer() {
 # table COLUMNS TYPES BUDGETS OPTIONS...: rows of llama.cpp's own cache types and of one preset; same_bytes.py says what is measured
 table() {
     local columns=$1 rows=$2 budget
-    for budget in $3; do rows+=,${MDKV_PRESET:-by_window}:$budget; done
+    for budget in $3; do rows+=,${MDKV_PRESET:-best}:$budget; done
     shift 3
     python3 "$(dirname "${BASH_SOURCE[0]}")/same_bytes.py" "$MDKV_MODEL" --programs "$programs" --plugin "$plugin" \
         --text "$MDKV_TEXT" --logs "$build/tables" --columns "$columns" --rows "$rows" --chunks "${MDKV_CHUNKS:-2}" "$@"
 }
-quality() { table quality q8_0,K8V4,q4_0 "${MDKV_BUDGETS:-100% 53.1% 28.1% 25% 12.5%}"; }
+quality() { table quality q8_0,K8V4,q4_0 "${MDKV_BUDGETS:-53.1% 28.1% 12.5%}"; }
 recall() { table recall f16,q8_0,K8V4,q4_0 "${MDKV_BUDGETS:-53.1% 28.1% 12.5%}"; }
 speed() { table speed f16,q8_0,K8V4,q4_0 "${MDKV_BUDGETS:-28.1% 12.5% 256}" --depths "$1" --threads "$2"; } # DEPTHS THREADS
 
@@ -111,7 +111,6 @@ case $task in
     all)
         answer
         quality
-        speed '1024 4096' '1 2'
         ;;
     answer) answer ;;
     quality) quality ;;

@@ -20,6 +20,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 
 CACHE_TYPES = {"f16": ("f16", "f16"), "K8V4": ("q8_0", "q4_0")}
 BITS = {"f16": 16, "q8_0": 8.5, "q4_0": 4.5}
@@ -181,14 +182,15 @@ def main():
             parser.error(f"--columns: {name} is none of {', '.join(COLUMNS)}")
     rows = [Row(text) for text in options.rows]
     options.logs.mkdir(parents=True, exist_ok=True)
+    print(f"mdkv: {', '.join(options.columns)}: {len(rows)} rows, one after another", file=sys.stderr, flush=True)
     columns = [COLUMNS[name](options) for name in options.columns]
     head = [cell for column in columns for cell in column.head()]
     print(f"\n| cache | {' | '.join(head)} |\n|:--|{'--:|' * len(head)}", flush=True)
-    for row in rows:
-        print(f"| {row.label}", end="", flush=True)
-        for column in columns:
-            print("".join(f" | {cell}" for cell in column.cells(row)), end="", flush=True)
-        print(" |", flush=True)
+    for number, row in enumerate(rows, 1):
+        begun = time.monotonic()
+        cells = [cell for column in columns for cell in column.cells(row)]
+        print("| " + " | ".join([row.label, *cells]) + " |", flush=True)
+        print(f"mdkv: row {number} of {len(rows)}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     for column in columns:
         column.end()
 
