@@ -17,30 +17,8 @@ mkdir -p "$1"
 folder=$(cd "$1" && pwd)
 out=$(cd "$2" && pwd)
 shift 2
-((EUID == 0)) || die 2 "only root can make a root and change to it"
-setup_packages mmdebstrap
-unshare --mount --pid --fork true 2>"$folder/make.log" || die 2 "this machine allows no namespace for mounts: $(tail -n 1 "$folder/make.log")"
-
-passed=0 failed=0 skipped=0
-# try NAME COMMAND...: counts whether the command succeeds
-try() {
-    local name=$1
-    shift
-    if "$@" </dev/null >"$folder/try.log" 2>&1; then
-        passed=$((passed + 1))
-        say "passed: $name"
-    else
-        failed=$((failed + 1))
-        tail -n 10 "$folder/try.log"
-        say "FAILED: $name"
-    fi
-}
-
-# skip NAME REASON
-skip() {
-    skipped=$((skipped + 1))
-    say "skipped: $1: $2"
-}
+# shellcheck source=tests/build/packaging/roots.sh
+source "$(dirname "${BASH_SOURCE[0]}")/roots.sh"
 
 # The lines: all Python blocks of one section, and the four lines of transformers around a model without weights of its own.
 section() { awk -v title="## $1" '/^## / {on = $0 == title} /^```/ {inside = on && $0 == "```python"; next} on && inside' "$2"; }
@@ -64,17 +42,6 @@ E2
 printf 'flags\t\t: fpu %s\n' "avx2 fma bmi1 bmi2 f16c movbe abm" >"$folder/cpuinfo.v3"
 printf 'flags\t\t: fpu sse4_2\n' >"$folder/cpuinfo.v2"
 
-# inside ROOT CPUINFO COMMAND...: runs a command with another root (/ is this machine's) and, unless it is "", another /proc/cpuinfo
-inside() {
-    local root=$1 cpuinfo=$2
-    shift 2
-    # shellcheck disable=SC2016 # sh reads its own arguments
-    unshare --mount --pid --fork --mount-proc="${root%/}/proc" sh -ec 'root=$1; cpuinfo=$2; shift 2
-        [ "$root" = / ] || mount --rbind /dev "$root/dev"
-        [ -z "$cpuinfo" ] || mount --bind "$cpuinfo" "${root%/}/proc/cpuinfo"
-        exec chroot "$root" "$@"' sh "$root" "$cpuinfo" env -i "${environment[@]}" "$@"
-}
-
 # try_wheel NAME ROOT PYTHON FOLDER: FOLDER is this script's own one as the root sees it
 try_wheel() {
     local name=$1 root=$2 python=$3 seen=$4 version tag wheel
@@ -96,25 +63,9 @@ try_wheel() {
     try "$name: the message without AVX2" inside "$root" "$folder/cpuinfo.v2" "$seen/venv/bin/python" "$seen/older.py"
 }
 
-apt-config dump Acquire | grep -E '^Acquire::(https?|Check-[A-Za-z-]*|Retries)(::[^ ]*)? ".+";' >"$folder/apt.conf" || true
-certificates=${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt}
-base=(HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PIP_DISABLE_PIP_VERSION_CHECK=1)
-for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_DEFAULT_TIMEOUT http_proxy https_proxy no_proxy; do
-    [[ -z ${!name:-} ]] || base+=("$name=${!name}")
-done
 for suite in bookworm trixie; do
     root=$folder/$suite
-    if [[ ! -x $root/usr/bin/python3 ]]; then
-        say "making a root of $suite in $root"
-        rm -rf --one-file-system "$root"
-        mmdebstrap --quiet --variant=minbase --aptopt="$folder/apt.conf" --include=python3-venv "$suite" "$root" >"$folder/make.log" 2>&1 || {
-            skip "$suite" "mmdebstrap failed: $(tail -n 1 "$folder/make.log")"
-            continue
-        }
-        cp /etc/resolv.conf "$root/etc/resolv.conf"
-        cp "$certificates" "$root/etc/pip-certificates.crt" # ca-certificates would rewrite its own file
-    fi
-    environment=("${base[@]}" PIP_CERT=/etc/pip-certificates.crt)
+    make_root "$suite" || continue
     try "$suite: there is no compiler" inside "$root" "" sh -c '! command -v cc c++ gcc g++ clang'
     try_wheel "$suite" "$root" python3 /try
 done
