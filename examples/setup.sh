@@ -71,6 +71,10 @@ llama_cpp_sdist='llama-cpp-python==0.3.36'
 llama_cpp_sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 llama_cpp_folder=llama_cpp_python-0.3.36/vendor/llama.cpp
 
+# A compiler that comes with old versions of the C library to link against.
+zig_wheel='ziglang==0.17.1'
+zig_sha256=ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54
+
 say() { printf 'mdkv: %s\n' "$*"; }
 
 # die CODE MESSAGE...: 1 something went wrong, 2 something has to be installed first
@@ -512,6 +516,33 @@ setup_llama_cpp() {
         >"$log" 2>&1 || die 1 "cmake refused; all it said is in $log"
     cmake --build "$MDKV_LLAMA_CPP_BUILD" --parallel "$(build_jobs)" --target "${missing[@]}" 2>&1 | tee -a "$log" |
         sed -un '/^\[[0-9]*0\/\|^\[\([0-9]*\)\/\1\]/s/^/mdkv: llama.cpp: /p' || die 1 "the build failed; all of its output is in $log"
+}
+
+# setup_zig: sets mdkv_zig to a program that is called as `zig c++` and the like
+# shellcheck disable=SC2034 # for the script that sources this
+setup_zig() {
+    mdkv_zig=$mdkv_cache/ziglang/zig
+    export ZIG_GLOBAL_CACHE_DIR=$mdkv_cache/zig ZIG_LOCAL_CACHE_DIR=$mdkv_cache/zig
+    if [[ -x $mdkv_zig ]]; then
+        say "zig: $mdkv_zig (cached)"
+        return
+    fi
+    say "zig: fetching $zig_wheel from PyPI (100 MB)"
+    local scratch wheel
+    mkdir -p "$mdkv_cache"
+    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
+    # shellcheck disable=SC2064 # the folder's name is wanted now
+    trap "rm -rf '$scratch'" EXIT
+    download_wheels "$scratch" "$zig_wheel"
+    wheel=$(find "$scratch" -name '*.whl')
+    check_wheel "$wheel" "$zig_sha256"
+    python3 -m zipfile -e "$wheel" "$scratch/unpacked"
+    chmod +x "$scratch/unpacked/ziglang/zig"
+    rm -rf "$mdkv_cache/ziglang"
+    mv "$scratch/unpacked/ziglang" "$mdkv_cache/ziglang"
+    rm -rf "$scratch"
+    trap - EXIT
+    say "zig: $mdkv_zig (hash checked)"
 }
 
 # --- 64-bit Arm ------------------------------------------------------------------------------------------------------
