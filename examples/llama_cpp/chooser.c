@@ -46,6 +46,8 @@ static char const* best_variant(void)
 /// \return its registry; null, after a message, if it cannot be loaded
 static struct ggml_backend_reg* load(void)
 {
+    static struct ggml_backend_reg* loaded = NULL; // llama-bench loads all backends twice
+    if (loaded != NULL) { return loaded; }
     char const* const variant = best_variant();
     if (variant == NULL)
     {
@@ -77,7 +79,8 @@ static struct ggml_backend_reg* load(void)
             MDKV_VERSION_MAJOR, MDKV_VERSION_MINOR, MDKV_VERSION_PATCH, strrchr(path, '/') + 1,
             ggml_version != NULL ? ggml_version() : "of unknown version");
     }
-    return ((struct ggml_backend_reg * (*)(void)) init)();
+    loaded = ((struct ggml_backend_reg * (*)(void)) init)();
+    return loaded;
 }
 
 /// LD_PRELOAD is for programs that have their backends linked in and look for no others.
