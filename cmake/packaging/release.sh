@@ -57,7 +57,18 @@ for part in "$@"; do
     esac
 done
 
-# A file that names this machine's folders could not be made again elsewhere, and tells strangers about its maker.
+# wheel.sh and plugin.sh look for this machine's folders in their own files.
+for file in "$folder"/mdkv-*.tar.gz "$folder"/*.deb; do
+    [[ -e $file ]] || continue
+    rm -rf "$folder/unpacked"
+    mkdir "$folder/unpacked"
+    case $file in
+        *.deb) dpkg-deb -x "$file" "$folder/unpacked" ;;
+        *) tar -xz -C "$folder/unpacked" -f "$file" ;;
+    esac
+    ! grep -rlF -e "$mdkv_root/" -e "$mdkv_cache/" "$folder/unpacked" || die 1 "${file##*/} holds a path of this machine in these files"
+    rm -rf "$folder/unpacked"
+done
 find "$folder" -type f \( -name '*.deb' -o -name '*.whl' -o -name '*.tar.gz' -o -name '*.so' \) -printf '%P\n' | LC_ALL=C sort >"$folder/files"
 (cd "$folder" && xargs -d '\n' sha256sum <files >SHA256SUMS)
 rm "$folder/files"
