@@ -44,7 +44,7 @@ make_debian() {
         die 1 "dpkg-buildpackage failed: $(tail -n 3 "$folder/debian.log")"
     lintian --fail-on error,warning --suppress-tags bogus-mail-host,initial-upload-closes-no-bugs "$work"/*.deb
     cp "$work"/*.deb "$folder"
-    rm -rf "$work"
+    rm -rf "$work" "$folder/debian.log"
 }
 
 make_wheel() { bash "$packaging/wheel.sh" "$folder/python"; }
@@ -69,7 +69,7 @@ for file in "$folder"/mdkv-*.tar.gz "$folder"/*.deb; do
     ! grep -rlF -e "$mdkv_root/" -e "$mdkv_cache/" "$folder/unpacked" || die 1 "${file##*/} holds a path of this machine in these files"
     rm -rf "$folder/unpacked"
 done
-find "$folder" -type f \( -name '*.deb' -o -name '*.whl' -o -name '*.tar.gz' -o -name '*.so' \) -printf '%P\n' | LC_ALL=C sort >"$folder/files"
+find "$folder" -type f \( -name '*.deb' -o -name '*.whl' -o -name '*.tar.gz' \) -printf '%P\n' | LC_ALL=C sort >"$folder/files"
 (cd "$folder" && xargs -d '\n' sha256sum <files >SHA256SUMS)
 rm "$folder/files"
 cat "$folder/SHA256SUMS"

@@ -387,14 +387,15 @@ struct bound_changes
         carver cut        = t.scratch();
         scratch const mine{cut, dim};
         t.sync();
-        for (index_t d = t.rank(); d < dim; d += t.size()) { mine.squares[d] = 0; }
-        for (index_t j = 0; j < n; ++j)
+        for (index_t d = t.rank(); d < dim; d += t.size())
         {
-            for (index_t d = t.rank(); d < dim; d += t.size())
+            double sum = 0;
+            for (index_t j = 0; j < n; ++j)
             {
                 double const v = double{widen(load_at<T>(values.row(h, j) + d))};
-                mine.squares[d] += v * v;
+                sum += v * v;
             }
+            mine.squares[d] = sum;
         }
         t.sync();
         double limit = 0; // the largest square of a change
