@@ -1,0 +1,247 @@
+"""lm_eval_cache.py: tasks of lm-eval's RULER answered by transformers with several KV caches, which read each prompt together.
+
+    python bench/peers/lm_eval_cache.py --model MODEL.gguf --tokens 1024 --limit 20 --tasks niah_single_1,ruler_vt \\
+        --caches full,best@0.25,any_question@0.125,hqq4,snapkv@0.25 --json FILE
+
+A cache is `full`, PRESET@SHARE of mdkv, BACKEND and BITS of transformers' QuantizedCache (hqq or quanto, by the axes that its
+documentation advises), or a press of kvpress and the share that it keeps (snapkv, expected). The model computes in float32;
+shares are those of a cache of 16 bits a number, which mdkv's and quantized ones get. Each sample is answered
+twice: with its question in the prompt, and asked after the text was compressed. Scores are lm-eval's own. JSON has all scores,
+held bytes and answers, and those that it has already are not made again. Needs lm-eval with wonderwords and nltk, mdkv, and for presses
+kvpress with the transformers that it asks for.
+"""
+import argparse
+import contextlib
+import copy
+import itertools
+import json
+import pathlib
+import random
+import re
+import sys
+
+import numpy
+import torch
+import tqdm
+import transformers
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+from lm_eval.evaluator import evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from transformers import cache_utils
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import mdkv.transformers
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"))
+import gguf_folder
+
+QUESTION = re.compile(r"\n(?=Question: |What (?:is|are all) the special magic )")  # its last match in a prompt begins the question
+PLACES = ("in the prompt", "later")
+PRESETS = ("best", "any_question", "by_window", "paper", "evict")
+QUANTIZED = re.compile(r"(hqq|quanto)(\d)")
+
+
+class Together(cache_utils.DynamicLayer):
+    """An uncompressed layer that gives all that it reads to layers of mdkv's caches, too, until `others` is emptied."""
+
+    others = ()
+
+    def update(self, keys, values, *args, **kwargs):
+        all_rows = super().update(keys, values)
+        for rows, _ in [one.update(keys, values) for one in self.others]:
+            rows.mdkv_layer = self
+            all_rows = rows, rows
+        return all_rows
+
+    def attend(self, module, query, mask, scaling, dropout, options):
+        sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        output = sdpa(module, query, self.keys, self.values, mask, dropout=dropout, scaling=scaling, **options)
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: output  # of a prompt it is the same in all of them
+        for one in self.others:
+            one.attend(module, query, mask, scaling, dropout, options)
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa
+        return output[0]
+
+
+def halved(layer):
+    """A cache's layer, from now on of 16 bits a number, for a model in float32."""
+    update, attend = layer.update, getattr(layer, "attend", None)
+
+    def take(keys, values, *args, **kwargs):
+        rows = update(keys.half(), values.half())
+        return rows if attend else tuple(one.float() for one in rows)
+
+    layer.update = take
+    if attend:
+        layer.attend = lambda module, query, *arguments: attend(module, query.half(), *arguments).float()
+    return layer
+
+
+exactly = mdkv.log_sum_exps
+mdkv.log_sum_exps = lambda queries, keys, *options: exactly(queries.float(), keys.float(), *options)  # in 16 bits it takes longer
+
+
+def bytes_of(value, seen):
+    """Bytes of all tensors that can be reached from a value."""
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    if hasattr(value, "__tensor_flatten__"):
+        return sum(bytes_of(getattr(value, name), seen) for name in value.__tensor_flatten__()[0])
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, (dict, list, tuple)):
+        return sum(bytes_of(one, seen) for one in (value.values() if isinstance(value, dict) else value))
+    return bytes_of(vars(value), seen) if isinstance(value, cache_utils.CacheLayerMixin) else 0
+
+
+def make_at_most(limit):
+    """Cuts the loops in which lm-eval makes 500 samples of a task; the first ones stay what they are."""
+    whole = tqdm.tqdm
+    tqdm.tqdm = lambda steps, *args, **options: whole(steps[:limit] if steps == range(500) else steps, *args, **options)
+
+
+class Model(HFLM):
+    """Answers greedily, to a question in the prompt and to one after it, with each of the caches; `chosen`, a question's place
+    and a cache's name, says whose answers lm-eval gets."""
+
+    def __init__(self, model, tokenizer, caches, most, known, keep):
+        super().__init__(pretrained=model, tokenizer=tokenizer, device="cpu", batch_size=1)
+        self.caches, self.most, self.keep, self.chosen = caches, most, keep, None
+        self.known = known  # {prompt: {chosen: (answer, share of the bytes that the cache holds)}}
+
+    def generate_until(self, requests, disable_tqdm=False):
+        for one in requests:
+            if one.args[0] not in self.known:
+                self.known[one.args[0]] = self.answers(one.args[0], min(self.most, one.args[1]["max_gen_toks"]))
+                self.keep()
+        return [self.known[one.args[0]][self.chosen][0] for one in requests]
+
+    def call(self, ids, cache):
+        """Logits of the last token. `seen` are tokens that were read, of which presses have dropped some."""
+        seen = getattr(cache, "seen", 0)
+        cache.seen = seen + ids.shape[1]
+        places = torch.arange(seen, cache.seen)[None]
+        options = {mdkv.transformers.CACHE_ARGUMENT: cache}
+        return self.model(ids, position_ids=places, logits_to_keep=1, **options).logits[0, -1]
+
+    @torch.no_grad()
+    def answers(self, prompt, most):
+        at = [one.start() for one in QUESTION.finditer(prompt)][-1]
+        text, question = (self.tokenizer(part, return_tensors="pt", add_special_tokens=False).input_ids
+                          for part in (prompt[:at], prompt[at:]))
+        whole, config, ours = torch.cat([text, question], 1), self.model.config, {}
+        for name in [one for one in self.caches if one.partition("@")[0] in PRESETS]:
+            preset, _, share = name.partition("@")
+            for place, tokens in zip(PLACES, (whole.shape[1], text.shape[1])):
+                ours[place, name] = mdkv.transformers.Cache(config, float(share), preset, prompt_tokens=tokens)
+                ours[place, name].seen = tokens
+                ours[place, name].layers = [halved(one) for one in ours[place, name].layers]
+        full, found = transformers.DynamicCache(config=config), {}
+        full.layers = [Together() for _ in full.layers]
+        for part, readers in ((text, ours), (question, {key: one for key, one in ours.items() if key[0] == PLACES[0]})):
+            for i, layer in enumerate(full.layers):
+                layer.others = [one.layers[i] for one in readers.values()]
+            logits = self.call(part, full)
+        for layer in full.layers:
+            layer.others = ()
+        size = bytes_of(list(full.layers), set()) / whole.shape[1]  # of a token in float32
+        for name in self.caches:
+            for place, tokens in zip(PLACES, (whole, text)):
+                if name == "full":
+                    cache, next_logits = copy.deepcopy(full), logits  # nothing was compressed before the question
+                elif (place, name) in ours:
+                    cache, next_logits = ours[place, name], logits
+                else:
+                    cache, within = self.other(name)
+                    with within:
+                        next_logits = self.call(tokens, cache)
+                if (place, name) in ours:
+                    held = 2 * cache.report()["arena_bytes"]
+                else:
+                    held = bytes_of(list(cache.layers), set()) * (2 if QUANTIZED.fullmatch(name) else 1)
+                if place != PLACES[0] and name != "full":
+                    next_logits = self.call(question, cache)
+                share = 1.0 if name == "full" else held / size / tokens.shape[1]
+                found[place, name] = self.decoded(cache, next_logits, most), share
+        print(".", end="", file=sys.stderr, flush=True)
+        return found
+
+    def other(self, name):
+        """A cache of another package and a context within which it reads the prompt."""
+        if quantized := QUANTIZED.fullmatch(name):
+            axis = {"hqq": 1, "quanto": 0}[quantized[1]]
+            cache = cache_utils.QuantizedCache(quantized[1], self.model.config, nbits=int(quantized[2]), axis_key=axis, axis_value=axis)
+            cache.layers = [halved(one) for one in cache.layers]
+            return cache, contextlib.nullcontext()
+        import kvpress
+
+        press, _, share = name.partition("@")
+        press = {"snapkv": kvpress.SnapKVPress, "expected": kvpress.ExpectedAttentionPress}[press](1 - float(share))
+        return transformers.DynamicCache(config=self.model.config), press(self.model)
+
+    def decoded(self, cache, logits, most):
+        answer = []
+        while len(answer) < most and (token := int(logits.argmax())) != self.tokenizer.eos_token_id:
+            answer.append(token)
+            if len(answer) < most:
+                logits = self.call(torch.tensor([[token]]), cache)
+        return self.tokenizer.decode(answer)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="GGUF file or folder")
+    parser.add_argument("--tasks", default="niah_single_1,niah_multikey_2,niah_multikey_3,ruler_vt,ruler_cwe,ruler_fwe")
+    parser.add_argument("--caches", default="full,best@0.125,best@0.25,any_question@0.125,any_question@0.25")
+    parser.add_argument("--tokens", type=int, default=1024, help="length of prompt and answer")
+    parser.add_argument("--limit", default="20", help="samples of a task; several: all tasks with so many, then again with more")
+    parser.add_argument("--new-tokens", type=int, default=128, help="most tokens of an answer, if the task's own limit is not less")
+    parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=pathlib.Path, required=True)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    model, tokenizer = gguf_folder.load(chosen.model, dtype=torch.float32)
+    names = chosen.caches.split(",")
+    about = {"tokenizer": gguf_folder.folder_of(chosen.model), "max_seq_lengths": [chosen.tokens]}
+    manager = TaskManager(metadata=about)
+    settings = {name: value for name, value in vars(chosen).items() if name not in ("json", "limit", "tasks")}
+    before = json.loads(chosen.json.read_text()) if chosen.json.exists() else {"settings": settings, "known": []}
+    if before["settings"] != settings:
+        sys.exit(f"{chosen.json} has answers of other arguments: {before['settings']}")
+    known = {prompt: {tuple(key): answer for key, answer in pairs} for prompt, pairs in before["known"]}
+    results = []
+
+    def keep():
+        pairs = [[prompt, list(answers.items())] for prompt, answers in known.items()]
+        chosen.json.write_text(json.dumps({"settings": settings, "results": results, "known": pairs}, indent=1))
+
+    answering = Model(model, tokenizer, names, chosen.new_tokens, known, keep)
+    limits = [int(one) for one in chosen.limit.split(",")]
+    make_at_most(max(limits))
+    tasks = {}
+    for name in chosen.tasks.split(","):
+        random.seed(DEFAULT_RANDOM_SEED)  # lm-eval does it before it makes the samples
+        numpy.random.seed(DEFAULT_OTHER_SEED)
+        tasks |= manager.load([name])["tasks"]
+    for limit in limits:
+        results.clear()
+        for (name, task), answering.chosen in itertools.product(tasks.items(), itertools.product(PLACES, names)):
+            found = evaluate(answering, {"tasks": {name: task}, "groups": {}, "group_map": {}}, limit=limit, bootstrap_iters=0,
+                             apply_chat_template=chosen.chat, verbosity="ERROR")
+            samples = found["samples"][name]
+            scores = torch.tensor([one[str(chosen.tokens)] for one in samples])
+            prompts = [one["arguments"][0][0] for one in samples]
+            held = [known[one][answering.chosen][1] for one in prompts]
+            results.append({"task": name, "question": answering.chosen[0], "cache": answering.chosen[1],
+                            "held": sum(held) / len(held), "scores": scores.tolist(), "prompts": prompts,
+                            "wanted": [one["doc"]["outputs"] for one in samples]})
+            print(f"| {name}, {len(scores)} | {' | '.join(answering.chosen)} | {100 * sum(held) / len(held):.1f} % | "
+                  f"{100 * scores.mean():.1f} ± {100 * scores.std() / len(scores) ** 0.5:.1f} |", flush=True)
+            keep()
+
+
+if __name__ == "__main__":
+    main()
