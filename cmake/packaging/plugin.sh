@@ -37,7 +37,8 @@ interface() { sed -n 's/.*#define GGML_BACKEND_API_VERSION //p' "$1/ggml/src/ggm
 
 # backend SOURCES NAME OPTION...: the backend for the ggml of these sources and one kind of processor. It is linked for the
 # oldest processor, so that zig compiles its libc++ once. Symbols of ggml are those of the program that loads it; its own are
-# hidden, because names of libc++'s exceptions are also those of the program's C++ library.
+# hidden, because names of libc++'s exceptions are also those of the program's C++ library. It stays loaded if ggml refuses it,
+# because zig's start files run no destructors of a library that is closed: they would be called at the end, when it is gone.
 backend() {
     local llama_cpp=$1 file
     file=libggml-mdkv-api$(interface "$1")-$2.so
@@ -45,7 +46,8 @@ backend() {
     say "plug-in: $file"
     "$mdkv_zig" c++ "${flags[@]}" "$@" -std=c++20 -fvisibility-inlines-hidden -isystem "$llama_cpp/ggml/include" \
         -isystem "$llama_cpp/ggml/src" -c -o "$folder/backend.o" "$source/ggml_backend.cpp"
-    "$mdkv_zig" c++ -target "x86_64-linux-gnu.$glibc" -O3 -mcpu=x86_64_v3 -shared -s -Wl,--version-script="$folder/exports" \
+    "$mdkv_zig" c++ -target "x86_64-linux-gnu.$glibc" -O3 -mcpu=x86_64_v3 -shared -s -Wl,-z,nodelete \
+        -Wl,--version-script="$folder/exports" \
         -o "$folder/$file" "$folder/backend.o"
     rm "$folder/backend.o"
 }
