@@ -36,7 +36,9 @@ flags=(-target "x86_64-linux-gnu.$glibc" -O3 -DNDEBUG -fPIC -fvisibility=hidden 
 interface() { sed -n 's/.*#define GGML_BACKEND_API_VERSION //p' "$1/ggml/src/ggml-backend-impl.h"; }
 
 # backend SOURCES NAME OPTION...: the backend for the ggml of these sources and one kind of processor. It is linked for the
-# oldest processor, so that zig compiles its libc++ once. Symbols of ggml are those of the program that loads it.
+# oldest processor, so that zig compiles its libc++ once. Symbols of ggml are those of the program that loads it; its own are
+# hidden, because names of libc++'s exceptions are also those of the program's C++ library. It stays loaded if ggml refuses it,
+# because zig's start files run no destructors of a library that is closed: they would be called at the end, when it is gone.
 backend() {
     local llama_cpp=$1 file
     file=libggml-mdkv-api$(interface "$1")-$2.so
@@ -44,10 +46,13 @@ backend() {
     say "plug-in: $file"
     "$mdkv_zig" c++ "${flags[@]}" "$@" -std=c++20 -fvisibility-inlines-hidden -isystem "$llama_cpp/ggml/include" \
         -isystem "$llama_cpp/ggml/src" -c -o "$folder/backend.o" "$source/ggml_backend.cpp"
-    "$mdkv_zig" c++ -target "x86_64-linux-gnu.$glibc" -O3 -mcpu=x86_64_v3 -shared -s -o "$folder/$file" "$folder/backend.o"
+    "$mdkv_zig" c++ -target "x86_64-linux-gnu.$glibc" -O3 -mcpu=x86_64_v3 -shared -s -Wl,-z,nodelete \
+        -Wl,--version-script="$folder/exports" \
+        -o "$folder/$file" "$folder/backend.o"
     rm "$folder/backend.o"
 }
 
+printf '{ global: ggml_backend_init; mdkv_ggml_register; local: *; };\n' >"$folder/exports"
 say "plug-in: libggml-mdkv.so"
 "$mdkv_zig" cc "${flags[@]}" -mcpu=x86_64 -shared -s -o "$folder/libggml-mdkv.so" "$source/chooser.c"
 for llama_cpp in "$MDKV_LLAMA_CPP" "$mdkv_newer_llama_cpp"; do
@@ -55,6 +60,7 @@ for llama_cpp in "$MDKV_LLAMA_CPP" "$mdkv_newer_llama_cpp"; do
     backend "$llama_cpp" x64-v4 -mcpu=x86_64_v4 -mprefer-vector-width=512
     backend "$llama_cpp" x64-v4-vnni -mcpu=x86_64_v4+avx512vnni -mprefer-vector-width=512
 done
+rm "$folder/exports"
 cp "$mdkv_root/LICENSE" "$folder"
 cat >"$folder/README" <<END
 libggml-mdkv $version: compressed KV caches for programs of llama.cpp, and for Ollama, on a CPU. Linux, x86-64 with AVX2 and FMA,
@@ -71,6 +77,8 @@ for file in "$folder"/*.so; do
     for path in "$mdkv_root" "$mdkv_cache" "$out" "${HOME:-/root}/"; do
         if grep -qaF -- "$path" "$file"; then die 1 "$(basename "$file") holds a path of this machine: $path"; fi
     done
+    exports=$(nm -D --defined-only "$file" | grep -vE ' (ggml_backend_init|ggml_backend_score|mdkv_ggml_register)$' || true)
+    [[ -z $exports ]] || die 1 "$(basename "$file") exports more than the backend:" "$(sed -n 1,5p <<<"$exports")"
     needs=$(readelf -V "$file" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1)
     [[ $(printf '%s\n' "$needs" "GLIBC_$glibc" | sort -V | tail -n 1) == "GLIBC_$glibc" ]] || die 1 "$(basename "$file") needs $needs"
     say "plug-in: $(basename "$file"), $(stat -c %s "$file") bytes, $needs"

@@ -5,8 +5,9 @@
       --text PROSE.txt
 
 GGML_BACKEND_PATH alone brings the backend. llama-server gets the flags with which Ollama starts it: eight requests at once on
-four slots, one longer than its slot (context shift), the end by SIGTERM, and a second start. Then come llama-bench, llama-cli,
-and the refusals: another version of ggml's interface, a file that is missing. A server without the backend answers first; the
+four slots, one longer than its slot (context shift), the end by SIGTERM, and a second start. Before come the refusals (another
+version of ggml's interface, a file that is missing), llama-bench, llama-cli and llama-completion. A program that is not in the
+folder is skipped. A server without the backend answers first; the
 backend at 25 % must find three quarters of the numbers that this one finds, and none of another prompt. Only Python's own library.
 """
 import argparse
@@ -23,7 +24,7 @@ import tarfile
 import tempfile
 
 import server_load
-from server_load import Server, chat, pool_of
+from server_load import Server, pool_of
 
 SLOTS, CELLS, LONG = 4, 1536, 250  # slots, cells of each, tokens that are decoded past a slot's end
 
@@ -66,12 +67,20 @@ def environment_with(plugin, **more):
 
 
 class Results:
-    passed = failed = 0
+    passed = failed = skipped = 0
 
     def check(self, name, good, said=""):
         self.passed += bool(good)
         self.failed += not good
         print(f"{'passed' if good else 'FAILED'}: {name}{': ' if said else ''}{said}", flush=True)
+
+    def has(self, options, program):
+        """Whether the program is there; otherwise its test counts as skipped."""
+        there = os.access(f"{options.programs}/{program}", os.X_OK)
+        if not there:
+            self.skipped += 1
+            print(f"skipped: {options.programs} has no {program}")
+        return there
 
 
 def found(prompts, answers):
@@ -89,10 +98,7 @@ def served(lines):
     return any(re.search(r"decoded [1-9]\d* steps .*compressed [1-9]\d* layers", line) for line in lines)
 
 
-def servers(options, plugin, results):
-    text = open(options.text).read()
-    prompts = [prompt for prompt in pool_of(text, 4, random.Random(1)) if prompt.number]
-    long = " ".join(text.split()[5000:5850])
+def servers(options, plugin, prompts, long, results):
     alone = Ollamas(options)
     reference = alone.at_once(prompts)
     alone.stop()
@@ -117,8 +123,8 @@ def servers(options, plugin, results):
     server = Ollamas(options, plugin)
     again = server.at_once(prompts[:1])
     status, lines = server.stop()
-    results.check("stop and start", again[0] == answers[0] and status == 0 and served(lines), again[0])
-    return next(prompt for prompt in prompts if prompt.name in right)
+    results.check("stop and start", len(again[0]) > 0 and not mixed(prompts, again) and status == 0 and served(lines),
+                  f"{again[0]!r}, status {status}")
 
 
 def run(options, program, *arguments, plugin, **more):
@@ -128,18 +134,27 @@ def run(options, program, *arguments, plugin, **more):
     return done.returncode, done.stdout, [line for line in done.stdout.splitlines() if line.startswith("mdkv:")]
 
 
-def programs(options, plugin, prompt, results):
+def bench(options, plugin, results):
     status, output, lines = run(options, "llama-bench", "-m", options.model, "-fa", "on", "-p", "0", "-n", "16", "-d", "512", "-r", "1",
                                 plugin=plugin)
     row = [line for line in output.splitlines() if "tg16" in line]
     results.check("llama-bench", status == 0 and row and served(lines), row and row[0])
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        question = prompt.text.replace(chat("|").split("|")[0], "").split("<|im_end|>")[0]
-        file.write(question)
-        file.flush()
-        status, output, lines = run(options, "llama-cli", "-m", options.model, "-f", file.name, "-fa", "on", "-n", "16", "--temp", "0", "-st",
-                                    "--simple-io", "-c", "4096", plugin=plugin)
-    results.check("llama-cli", status == 0 and prompt.number in output.replace(question, "") and served(lines), f"status {status}")
+
+
+def once(options, program, plugin, prompts, results):
+    """One answer at a time by a program that reads its prompt from a file; every second one suffices."""
+    right = 0
+    for prompt in prompts[::2]:
+        question = prompt.text.removeprefix("<|im_start|>user\n").split("<|im_end|>")[0]
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write(question)
+            file.flush()
+            status, output, lines = run(options, program, "-m", options.model, "-f", file.name, "-fa", "on", "-n", "16", "--temp", "0",
+                                        "-st", "--simple-io", "--no-display-prompt", "-c", "4096", plugin=plugin)
+        right += prompt.number in output.replace(question, "")
+        if status != 0 or not served(lines):
+            break
+    results.check(program, status == 0 and served(lines) and right > 0, f"status {status}, {right} of {len(prompts[::2])} numbers")
 
 
 def refusals(options, plugin, results):
@@ -153,6 +168,8 @@ def refusals(options, plugin, results):
         results.check(f"{os.path.basename(other)} is refused", status == 0 and refused, refused and refused[0])
     status, output, lines = run(options, "llama-bench", "--list-devices", plugin=plugin, MDKV_VERBOSE="0")
     results.check("MDKV_VERBOSE=0 says nothing", status == 0 and "MDKV" in output and not lines)
+    status, output, lines = run(options, "llama-bench", "--list-devices", plugin=plugin, MDKV_BUDGET="much")
+    results.check("a wrong setting is refused by name", status == 0 and any("mdkv: error: MDKV_BUDGET=much" in line for line in lines))
     with tempfile.TemporaryDirectory() as empty:
         copy = shutil.copy(plugin, empty)
         status, output, lines = run(options, "llama-bench", "--list-devices", plugin=copy)
@@ -166,7 +183,7 @@ def refusals(options, plugin, results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--archive", required=True)
-    parser.add_argument("--programs", required=True, help="the folder of llama-server, llama-bench and llama-cli")
+    parser.add_argument("--programs", required=True, help="the folder of llama-server, llama-bench, llama-cli and llama-completion")
     parser.add_argument("--model", required=True)
     parser.add_argument("--text", required=True, help="a file of prose")
     parser.add_argument("--patience", type=float, default=600, help="seconds until an answer counts as an error")
@@ -176,9 +193,17 @@ def main():
         with tarfile.open(options.archive) as archive:
             archive.extractall(folder)
         plugin = glob.glob(f"{folder}/*/libggml-mdkv.so")[0]
-        refusals(options, plugin, results)
-        programs(options, plugin, servers(options, plugin, results), results)
-    print(f"{results.passed} passed, {results.failed} failed")
+        text = open(options.text).read()
+        prompts = [prompt for prompt in pool_of(text, 4, random.Random(1)) if prompt.number]
+        if results.has(options, "llama-bench"):
+            refusals(options, plugin, results)
+            bench(options, plugin, results)
+        for program in ("llama-cli", "llama-completion"):
+            if results.has(options, program):
+                once(options, program, plugin, prompts, results)
+        if results.has(options, "llama-server"):
+            servers(options, plugin, prompts, " ".join(text.split()[5000:5850]), results)
+    print(f"{results.passed} passed, {results.failed} failed, {results.skipped} skipped")
     return int(results.failed > 0)
 
 
