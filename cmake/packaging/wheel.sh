@@ -60,8 +60,8 @@ fi
 
 environment "$work/tools" python3 "${tools[@]}"
 setup_zig
-# zig spells -march=x86-64-v3 in its own way. Whatever has no such option, links too, is for that processor, the oldest one that is
-# served: zig compiles its libc++ once.
+# zig spells -march=x86-64-v3 in its own way. All links are for that processor, the oldest one that is served, and without names for
+# debuggers, such that zig compiles its libc++ once.
 cat >"$work/bin/c++" <<EOF
 #!/bin/sh
 for argument do
@@ -69,7 +69,7 @@ for argument do
     case \$argument in -march=x86-64-v?) argument=-march=x86_64_\${argument#-march=x86-64-} ;; esac
     set -- "\$@" "\$argument"
 done
-exec '$mdkv_zig' c++ -target x86_64-linux-gnu.$glibc -mcpu=x86_64_v3 "\$@"
+exec '$mdkv_zig' c++ -target x86_64-linux-gnu.$glibc -mcpu=x86_64_v3 -O3 -s "\$@"
 EOF
 chmod +x "$work/bin/c++"
 
@@ -79,7 +79,7 @@ rm -rf "$out"/mdkv-*.whl "$out"/mdkv-*.tar.gz "$work/src" "$work/wheels"
 mkdir "$work/src" "$work/wheels"
 SOURCE_DATE_EPOCH=$(git -C "$mdkv_root" log -1 --format=%ct 2>/dev/null || date +%s)
 export SOURCE_DATE_EPOCH
-"$work/tools/bin/python" -m build --sdist --no-isolation --outdir "$out" "$mdkv_root" >"$work/log/sdist.txt" 2>&1 ||
+"$work/tools/bin/python" -m build --sdist --no-isolation --skip-dependency-check --outdir "$out" "$mdkv_root" >"$work/log/sdist.txt" 2>&1 ||
     die 1 "the source archive could not be made; see $work/log/sdist.txt"
 archive=$(find "$out" -name 'mdkv-*.tar.gz')
 tar -xz --strip-components=1 -C "$work/src" -f "$archive"
@@ -87,8 +87,9 @@ tar -xz --strip-components=1 -C "$work/src" -f "$archive"
 # --- wheels ----------------------------------------------------------------------------------------------------------
 
 # Names of files in messages begin below the work folder. No symbol of libc++ may meet another library's.
+# nanobind 3.1 uses stdio.h without including it, and neither libc++ nor Python's header for the stable ABI does.
 echo '{ global: PyInit_*; local: *; };' >"$work/exported"
-export CXX=$work/bin/c++ CXXFLAGS="-O3 -ffile-prefix-map=$work=." LDFLAGS="-s -Wl,--version-script=$work/exported"
+export CXX=$work/bin/c++ CXXFLAGS="-ffile-prefix-map=$work=. -include stdio.h" LDFLAGS="-Wl,--version-script=$work/exported"
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(build_jobs)}
 if command -v ccache >/dev/null; then
     export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_DIR=$work/ccache CCACHE_COMPILERCHECK=none CCACHE_NOHASHDIR=1
@@ -106,7 +107,7 @@ for python in "${pythons[@]}"; do
     say "Python $version: building the wheel (log: $work/log/$version.txt)"
     rm -rf "$work/build"
     PATH=$work/python-$version/bin:$work/tools/bin:$PATH "$work/python-$version/bin/python" -m pip wheel -v --no-deps --no-build-isolation \
-        --disable-pip-version-check --no-cache-dir -C build-dir="$work/build" -w "$work/wheels" "$work/src" \
+        --disable-pip-version-check --no-cache-dir --config-settings=build-dir="$work/build" -w "$work/wheels" "$work/src" \
         >"$work/log/$version.txt" 2>&1 || die 1 "the wheel could not be built; see $work/log/$version.txt"
 done
 

@@ -42,13 +42,18 @@ E2
 printf 'flags\t\t: fpu %s\n' "avx2 fma bmi1 bmi2 f16c movbe abm" >"$folder/cpuinfo.v3"
 printf 'flags\t\t: fpu sse4_2\n' >"$folder/cpuinfo.v2"
 
+# wheel_for VERSION: prints the wheel for a version of Python
+wheel_for() {
+    local tag=cp${1/./}-cp${1/./}
+    ((${1#3.} < 12)) || tag='cp3*-abi3'
+    compgen -G "$out/mdkv-*-$tag-*.whl"
+}
+
 # try_wheel NAME ROOT PYTHON FOLDER: FOLDER is this script's own one as the root sees it
 try_wheel() {
-    local name=$1 root=$2 python=$3 seen=$4 version tag wheel
+    local name=$1 root=$2 python=$3 seen=$4 version wheel
     version=$(inside "$root" "" "$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-    tag=cp${version/./}-cp${version/./}
-    ((${version#3.} < 12)) || tag='cp3*-abi3'
-    wheel=$(compgen -G "$out/mdkv-*-$tag-*.whl") || {
+    wheel=$(wheel_for "$version") || {
         skip "$name" "$out has no wheel for Python $version"
         return
     }
@@ -77,9 +82,9 @@ done
 peers=$mdkv_cache/python-new/bin/python name="transformers' lines (they need torch)"
 if [[ ! -x $peers ]]; then
     skip "$name" "bash examples/setup.sh python-peers makes their environment"
+elif ! wheel=$(wheel_for "$("$peers" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"); then
+    skip "$name" "$out has no wheel for $peers"
 else
-    version=$("$peers" -c 'import sys; print("%d%d" % sys.version_info[:2])')
-    wheel=$(compgen -G "$out/mdkv-*-cp$version-*.whl" || compgen -G "$out/mdkv-*-abi3-*.whl") || die 1 "$out has no wheel for $peers"
     rm -rf "$folder/target"
     "$peers" -m pip install -q --disable-pip-version-check --no-deps --target "$folder/target" "$wheel"
     try "$name" env PYTHONPATH="$folder/target" "$peers" "$folder/transformers.py"
