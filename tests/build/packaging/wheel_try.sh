@@ -30,7 +30,7 @@ model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=99, hi
     num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
 inputs = {"input_ids": torch.randint(99, (1, 200)), "max_new_tokens": 4}'
     section "From Python" "$mdkv_root/README.md"
-} >"$folder/transformers.py"
+} >"$folder/with_torch.py"
 cat >"$folder/older.py" <<'E2'
 try:
     import mdkv
@@ -87,7 +87,7 @@ elif ! wheel=$(wheel_for "$("$peers" -c 'import sys; print("%d.%d" % sys.version
 else
     rm -rf "$folder/target"
     "$peers" -m pip install -q --disable-pip-version-check --no-deps --target "$folder/target" "$wheel"
-    try "$name" env PYTHONPATH="$folder/target" "$peers" "$folder/transformers.py"
+    try "$name" env PYTHONPATH="$folder/target" "$peers" "$folder/with_torch.py"
 fi
 say "wheels: $passed passed, $failed failed, $skipped skipped"
 exit $((failed > 0))
