@@ -26,7 +26,7 @@ import tempfile
 import server_load
 from server_load import Server, pool_of
 
-SLOTS, CELLS, LONG = 4, 1536, 250  # slots, cells of each, tokens that are decoded past a slot's end
+SLOTS, CELLS, LONG = 4, 1536, 250  # slots, cells of each, tokens that are decoded across the end of a slot
 
 
 class Ollamas(Server):
@@ -202,7 +202,7 @@ def main():
             if results.has(options, program):
                 once(options, program, plugin, prompts, results)
         if results.has(options, "llama-server"):
-            servers(options, plugin, prompts, " ".join(text.split()[5000:5850]), results)
+            servers(options, plugin, prompts, " ".join(text.split()[5000:6130]), results)
     print(f"{results.passed} passed, {results.failed} failed, {results.skipped} skipped")
     return int(results.failed > 0)
 
