@@ -5,10 +5,10 @@
 
 A cache is `full`, PRESET@SHARE of mdkv, BACKEND and BITS of transformers' QuantizedCache (hqq or quanto, by the axes that its
 documentation advises), or a press of kvpress and the share that it keeps (snapkv, expected). The model computes in float32;
-shares are those of a cache of 16 bits a number, which mdkv's and quantized ones get. Each sample is answered
-twice: with its question in the prompt, and asked after the text was compressed. Scores are lm-eval's own. JSON has all scores,
-held bytes and answers, and those that it has already are not made again. Needs lm-eval with wonderwords and nltk, mdkv, and for presses
-kvpress with the transformers that it asks for.
+shares are those of a cache of 16 bits a number, which mdkv's and quantised ones get. Each sample is answered twice: with its
+question in the prompt, and asked after the text was compressed. Scores are lm-eval's own. JSON has all scores, held bytes and
+answers; answers that it has already are not made again. Needs lm-eval with wonderwords and nltk, mdkv, and for presses kvpress
+with the transformers that it asks for.
 """
 import argparse
 import contextlib
@@ -36,10 +36,10 @@ import mdkv.transformers
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"))
 import gguf_folder
 
-QUESTION = re.compile(r"\n(?=Question: |What (?:is|are all) the special magic )")  # its last match in a prompt begins the question
+QUESTION = re.compile(r"\n(?=Question: |What (?:is|are all) the special magic )")  # of its matches the last begins the question
 PLACES = ("in the prompt", "later")
 PRESETS = ("best", "any_question", "by_window", "paper", "evict")
-QUANTIZED = re.compile(r"(hqq|quanto)(\d)")
+QUANTISED = re.compile(r"(hqq|quanto)(\d)")
 
 
 class Together(cache_utils.DynamicLayer):
@@ -78,8 +78,8 @@ def halved(layer):
     return layer
 
 
-exactly = mdkv.log_sum_exps
-mdkv.log_sum_exps = lambda queries, keys, *options: exactly(queries.float(), keys.float(), *options)  # in 16 bits it takes longer
+sums = mdkv.log_sum_exps
+mdkv.log_sum_exps = lambda queries, keys, *options: sums(queries.float(), keys.float(), *options)  # in 16 bits it takes longer
 
 
 def bytes_of(value, seen):
@@ -160,7 +160,7 @@ class Model(HFLM):
                 if (place, name) in ours:
                     held = 2 * cache.report()["arena_bytes"]
                 else:
-                    held = bytes_of(list(cache.layers), set()) * (2 if QUANTIZED.fullmatch(name) else 1)
+                    held = bytes_of(list(cache.layers), set()) * (2 if QUANTISED.fullmatch(name) else 1)
                 if place != PLACES[0] and name != "full":
                     next_logits = self.call(question, cache)
                 share = 1.0 if name == "full" else held / size / tokens.shape[1]
@@ -170,9 +170,10 @@ class Model(HFLM):
 
     def other(self, name):
         """A cache of another package and a context within which it reads the prompt."""
-        if quantized := QUANTIZED.fullmatch(name):
-            axis = {"hqq": 1, "quanto": 0}[quantized[1]]
-            cache = cache_utils.QuantizedCache(quantized[1], self.model.config, nbits=int(quantized[2]), axis_key=axis, axis_value=axis)
+        if quantised := QUANTISED.fullmatch(name):
+            backend, bits = quantised.groups()
+            axis = {"hqq": 1, "quanto": 0}[backend]
+            cache = cache_utils.QuantizedCache(backend, self.model.config, nbits=int(bits), axis_key=axis, axis_value=axis)
             cache.layers = [halved(one) for one in cache.layers]
             return cache, contextlib.nullcontext()
         import kvpress
@@ -196,8 +197,8 @@ def main():
     parser.add_argument("--tasks", default="niah_single_1,niah_multikey_2,niah_multikey_3,ruler_vt,ruler_cwe,ruler_fwe")
     parser.add_argument("--caches", default="full,best@0.125,best@0.25,any_question@0.125,any_question@0.25")
     parser.add_argument("--tokens", type=int, default=1024, help="length of prompt and answer")
-    parser.add_argument("--limit", default="20", help="samples of a task; several: all tasks with so many, then again with more")
-    parser.add_argument("--new-tokens", type=int, default=128, help="most tokens of an answer, if the task's own limit is not less")
+    parser.add_argument("--limit", default="20", help="samples of a task; of several numbers all tasks get the first one first")
+    parser.add_argument("--new-tokens", type=int, default=128, help="most tokens of an answer, beside the task's own limit")
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=pathlib.Path, required=True)

@@ -31,7 +31,8 @@ def pipeline_of(genai, chosen, cache, tokens):
     if share:
         most = math.ceil(float(share) * tokens / BLOCK) * BLOCK
         start, recent = BLOCK, max(BLOCK, most // 4 // BLOCK * BLOCK)
-        crush = {"kvcrush_config": genai.KVCrushConfig(max(1, (most - start - recent) // BLOCK // 4))} if kind == "crush" else {}
+        crushed = max(1, (most - start - recent) // BLOCK // 4)
+        crush = {"kvcrush_config": genai.KVCrushConfig(crushed)} if kind == "crush" else {}
         plan.use_cache_eviction = True
         plan.cache_eviction_config = genai.CacheEvictionConfig(start, recent, most, genai.AggregationMode.NORM_SUM, **crush)
     options["KV_CACHE_PRECISION"] = precision or "f16"
@@ -74,7 +75,8 @@ def main():
     parser.add_argument("--alone", action="store_true", help="answer one task with one cache in this process")
     chosen = parser.parse_args()
     results = json.loads(chosen.prompts.read_text())["results"]
-    samples = {one["task"]: one for one in results if one["question"] == "in the prompt" and one["task"] in chosen.tasks.split(",")}
+    tasks = chosen.tasks.split(",")
+    samples = {one["task"]: one for one in results if one["question"] == "in the prompt" and one["task"] in tasks}
     if chosen.alone:
         chosen.json.write_text(json.dumps(answer(chosen, chosen.caches, samples[chosen.tasks]["prompts"])))
         return
@@ -86,16 +88,16 @@ def main():
             again = ["--tasks", task, "--caches", cache, "--json", str(part), "--alone"]
             ended = subprocess.run([sys.executable, *sys.argv, *again], stderr=subprocess.PIPE, text=True, errors="replace")
             if not part.exists():
-                print(f"| {task} | {cache} | exit status {ended.returncode} | {ended.stderr.strip().splitlines()[-1:]} |", flush=True)
+                print(f"| {task} | {cache} | exit status {ended.returncode} |", *ended.stderr.splitlines()[-2:], flush=True)
                 found.append({"task": task, "cache": cache, "status": ended.returncode, "stderr": ended.stderr[-4000:]})
             else:
                 result = json.loads(part.read_text())
                 scores = [sum(text.lower() in answer.lower() for text in wanted) / len(wanted)
                           for answer, wanted in zip(result["answers"], one["wanted"])]
-                mean = {name: sum(result[name]) / len(result[name]) for name in ("tokens", "first_token_seconds", "token_milliseconds")}
-                print(f"| {task} | {cache} | {100 * sum(scores) / len(scores):.1f} of {len(scores)} | {mean['tokens']:.0f} tokens | "
-                      f"{mean['first_token_seconds']:.2f} s | {mean['token_milliseconds']:.1f} ms | {result['peak_mib']:.0f} MiB |",
-                      flush=True)
+                tokens, first, later = (sum(result[name]) / len(result[name])
+                                        for name in ("tokens", "first_token_seconds", "token_milliseconds"))
+                print(f"| {task} | {cache} | {100 * sum(scores) / len(scores):.1f} % of {len(scores)} | {tokens:.0f} tokens | "
+                      f"{first:.2f} s | {later:.1f} ms | {result['peak_mib']:.0f} MiB |", flush=True)
                 found.append({"task": task, "cache": cache, "scores": scores, **result})
             part.unlink(missing_ok=True)
             chosen.json.write_text(json.dumps(found, indent=1))

@@ -31,10 +31,9 @@ make_archive() {
 make_debian() {
     local work=$folder/debian.work tree
     setup_packages debhelper dpkg-dev cmake g++ lintian
-    [[ -e $archive ]] || make_archive
     rm -rf "$work"
     mkdir -p "$work"
-    tar -xzf "$archive" -C "$work"
+    git -C "$mdkv_root" archive --prefix="mdkv-$version/" HEAD | tar -x -C "$work"
     tree=$work/mdkv-$version
     cp -r "$packaging/debian" "$tree/debian"
     printf 'mdkv (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$version" \

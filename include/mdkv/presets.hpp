@@ -117,7 +117,8 @@ struct preset
         return {.ahead = how.ahead, .own = how.own, .encoding = encoding, .scale = scale, .norm = how.norm};
     }
     /// The most stand-ins of each of `heads` heads, of `bytes` bytes each, in codes or not.
-    [[nodiscard]] constexpr index_t most_stand_ins(bool coded, index_t limit, index_t heads, index_t bytes) const noexcept
+    [[nodiscard]] constexpr index_t most_stand_ins(
+        bool coded, index_t limit, index_t heads, index_t bytes) const noexcept
     {
         bool const fewer = coded_stand_ins && !coded;
         return stand_ins_within(

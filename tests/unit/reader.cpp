@@ -529,8 +529,7 @@ TEST_CASE("presets as they are: limits hold with stand-ins, and bits do not depe
         }
         CHECK(stand_ins
               == 3 * text::heads
-                     * p.most_stand_ins(
-                         false, x.layer_bytes() / 8, text::heads, (text::dim + text::value_dim) * 2));
+                     * p.most_stand_ins(false, x.layer_bytes() / 8, text::heads, (text::dim + text::value_dim) * 2));
         CHECK(stand_ins > 0);
     }
 }

@@ -138,7 +138,7 @@ struct reader_work
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
             of_all_ranks.window, " tokens and the channels; at least ", least, " bytes are needed");
         // A reader makes stand-ins anew, out of uncompressed ones.
-        stand_ins = settings.most_stand_ins(false, limit_bytes, of_all_ranks.heads, of_all_ranks.token_bytes());
+        stand_ins          = settings.most_stand_ins(false, limit_bytes, of_all_ranks.heads, of_all_ranks.token_bytes());
         stand_ins          = of_all_ranks.bytes_of(stand_ins) <= limit_bytes - least ? stand_ins : 0;
         auto const [D, Dv] = shape.dims;
         // Queries that do not score find channels, by a sample of them, and stand-ins.

@@ -64,6 +64,7 @@ for suite in bookworm trixie; do
     try "$suite: find_package(mdkv $version)" inside "$root" "" sh -ec "rm -rf /try/library/build
         cmake -S /try/library/consumer/find_package -B /try/library/build -DMDKV_EXPECTED_VERSION=$version
         cmake --build /try/library/build && /try/library/build/consumer $version"
+    rm -rf --one-file-system "$root" # it has a compiler now, and the wheels' next root may have none
 done
 say "installed: $passed passed, $failed failed, $skipped skipped"
 exit $((failed > 0))
