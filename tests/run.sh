@@ -7,8 +7,9 @@
 #                              of the GPU on an emulated one, the tests for 64-bit Arm on an emulated one, the programs
 #                              for a GPU through nvcc, the benchmarks (compiled only), the runner against independent Python
 #                              implementations, the package for Python, other projects' compilers and flags, each stage's
-#                              instructions beside recorded ones, the reference of the public headers, and the quick start and
-#                              this script in a Debian root that has nothing (tests/bare.sh)
+#                              instructions beside recorded ones, the reference of the public headers, the quick start and this
+#                              script in a Debian root that has nothing (tests/bare.sh), and a release's files, made and
+#                              installed in bare Debian roots (tests/build/packaging/installed.sh)
 #   ... --within MINUTES       parts of --all that would end later are skipped, and counted: a part takes a known share of
 #                              the seconds that the release leg took
 #
@@ -273,6 +274,33 @@ bare() {
     rm -rf --one-file-system "$folder/root"
 }
 
+# release_files: what a release offers, made from the last commit, and installed in Debian roots
+release_files() {
+    local log=$build/release_files.log folder=$build/release_files
+    say "a release's files, and Debian roots that install them (log: $log)"
+    if ((EUID != 0)) || [[ ! -d $mdkv_root/.git ]]; then
+        note SKIPPED "release files: they take root and a clone"
+        return
+    fi
+    rm -rf --one-file-system "$folder"
+    if ! bash "$mdkv_root/cmake/packaging/release.sh" "$folder/files" >"$log" 2>&1; then
+        if grep -q 'out of reach' "$log"; then
+            note SKIPPED "release files: $(tail -n 1 "$log")"
+        else
+            tail -n 40 "$log"
+            note FAILED "release files: cmake/packaging/release.sh"
+        fi
+        return
+    fi
+    note PASSED "release files: cmake/packaging/release.sh"
+    bash "$mdkv_root/tests/build/packaging/installed.sh" "$folder/roots" "$folder/files" >>"$log" 2>&1 || tail -n 60 "$log"
+    if [[ -f $folder/roots/results.txt ]]; then
+        results+=("installed=$folder/roots/results.txt")
+    else
+        note SKIPPED "release files, installed: $(tail -n 1 "$log")"
+    fi
+}
+
 # words: comments and pages by CONTRIBUTING.md's rule, as far as a script can see
 words() {
     if python3 "$mdkv_root/tests/tools/word_check.py"; then note PASSED words; else note FAILED "words (tests/tools/word_check.py --list)"; fi
@@ -475,13 +503,17 @@ else
     part reference 4 reference
     if (($(date +%-d) % 2 == 0)); then # what --within leaves out is not the same each day
         part gpu 55 gpu_programs
+    else
+        part 'release files' 70 release_files
     fi
     part compilers 16 other_compilers
     part 'instruction counts' 14 instruction_counts
     part aarch64 40 aarch64
     part fuzz 18 fuzz
     part 'sanitizers of apps' 45 sanitizers_of_apps
-    if (($(date +%-d) % 2 == 1)); then
+    if (($(date +%-d) % 2 == 0)); then
+        part 'release files' 70 release_files
+    else
         part gpu 55 gpu_programs
     fi
     say "minutes: $(joined "${seconds[@]}")"

@@ -48,7 +48,7 @@ class Ollamas(Server):
             pass
         status, log = self.end()
         os.unlink(self.log.name)
-        return status, [line for line in log.splitlines() if line.startswith("mdkv:")]
+        return status, backends_lines(log)
 
     def at_once(self, prompts):
         with concurrent.futures.ThreadPoolExecutor(len(prompts)) as clients:
@@ -59,6 +59,11 @@ class Ollamas(Server):
         body = dict(prompt=text, n_predict=LONG, temperature=0, ignore_eos=True)
         status, answer = self.ask("POST", "/completion", body)
         return status == 200 and server_load.json.loads(answer)
+
+
+def backends_lines(output):
+    """A line may follow an unfinished one of the program's own, which another thread writes."""
+    return re.findall("mdkv: .*", output)
 
 
 def environment_with(plugin, **more):
@@ -131,7 +136,7 @@ def run(options, program, *arguments, plugin, **more):
     """Returns the exit status, the output, and the backend's lines."""
     done = subprocess.run([f"{options.programs}/{program}", *arguments], env=environment_with(plugin, **more), text=True, errors="replace",
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=options.patience)
-    return done.returncode, done.stdout, [line for line in done.stdout.splitlines() if line.startswith("mdkv:")]
+    return done.returncode, done.stdout, backends_lines(done.stdout)
 
 
 def bench(options, plugin, results):

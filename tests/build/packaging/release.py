@@ -58,8 +58,9 @@ def versions(root):
     python = root / "examples/python"
     types_of_module = (python / "src/mdkv/_module.pyi").read_text(encoding="utf-8")
     yield "the version in the Python module's types", re.findall(r"^library_version: str = '(.*)'$", types_of_module, re.M), [said]
-    files = re.findall(r"\bmdkv-(\d+\.\d+\.\d+)\b", (python / "README.md").read_text(encoding="utf-8"))
-    yield "the versions of files in the Python package's README", set(files), {said}
+    for readme in (root / "README.md", python / "README.md"):
+        files = re.findall(r"\b(?:lib)?(?:ggml-)?mdkv(?:-dev)?[-_](\d+\.\d+\.\d+)\b", readme.read_text(encoding="utf-8"))
+        yield f"the versions of files in {readme.relative_to(root)}", set(files), {said}
 
 
 def changelog(root):

@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
 # Debian roots in which scripts of this folder try what a release offers: functions to make one, to run commands in it, and to
-# count what passed. A script sources examples/setup.sh, sets `folder`, the roots' own folder, and sources this file.
+# note what passed. A script sources examples/setup.sh, sets `folder`, the roots' own folder, and sources this file.
 
 # shellcheck disable=SC2154 # examples/setup.sh and the script assign these variables
 ((EUID == 0)) || die 2 "only root can make a root and change to it"
 setup_packages mmdebstrap
 unshare --mount --pid --fork true 2>"$folder/make.log" || die 2 "this machine allows no namespace for mounts: $(tail -n 1 "$folder/make.log")"
 
-passed=0 failed=0 skipped=0
-# try NAME COMMAND...: counts whether the command succeeds
+suites=(bookworm trixie forky) # Debian 12, 13 and the next one
+results=$folder/results.txt     # lines that tests/tools/count_results.py counts
+: >"$results"
+
+# try NAME COMMAND...: notes whether the command succeeds
 try() {
     local name=$1
     shift
     if "$@" </dev/null >"$folder/try.log" 2>&1; then
-        passed=$((passed + 1))
+        echo "PASSED: $name" >>"$results"
         say "passed: $name"
     else
-        failed=$((failed + 1))
+        echo "FAILED: $name" >>"$results"
         tail -n 10 "$folder/try.log"
         say "FAILED: $name"
     fi
@@ -24,7 +27,7 @@ try() {
 
 # skip NAME REASON
 skip() {
-    skipped=$((skipped + 1))
+    echo "SKIPPED: $1: $2" >>"$results"
     say "skipped: $1: $2"
 }
 

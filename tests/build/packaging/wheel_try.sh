@@ -5,9 +5,9 @@
 #
 #   bash tests/build/packaging/wheel_try.sh FOLDER OUT [PYTHON]...     OUT: the wheels' folder; PYTHON: interpreters of this machine
 #
-# As root, who makes the roots FOLDER/bookworm and FOLDER/trixie with mmdebstrap. README's lines of transformers need torch, of
-# which PyPI's Linux wheel takes 6 GB: they run in this machine's environment for the package's tests (examples/setup.sh
-# python-peers), with the wheel beside it, if there is one. Exit status: 1 if a try failed, 2 if none can be made.
+# As root, who makes the roots FOLDER/bookworm, FOLDER/trixie and FOLDER/forky with mmdebstrap. README's lines of transformers need
+# torch, whose wheel for Linux on PyPI takes 6 GB: they run in this machine's environment for the package's tests
+# (examples/setup.sh python-peers), with the wheel beside it, if there is one. Exit status: 1 if a try failed, 2 if none can be made.
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../../examples/setup.sh"
@@ -68,7 +68,7 @@ try_wheel() {
     try "$name: the message without AVX2" inside "$root" "$folder/cpuinfo.v2" "$seen/venv/bin/python" "$seen/older.py"
 }
 
-for suite in bookworm trixie; do
+for suite in "${suites[@]}"; do
     root=$folder/$suite
     make_root "$suite" || continue
     try "$suite: there is no compiler" inside "$root" "" sh -c '! command -v cc c++ gcc g++ clang'
@@ -89,5 +89,4 @@ else
     "$peers" -m pip install -q --disable-pip-version-check --no-deps --target "$folder/target" "$wheel"
     try "$name" env PYTHONPATH="$folder/target" "$peers" "$folder/with_torch.py"
 fi
-say "wheels: $passed passed, $failed failed, $skipped skipped"
-exit $((failed > 0))
+python3 "$mdkv_root/tests/tools/count_results.py" "wheels=$results"
