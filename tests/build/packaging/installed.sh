@@ -42,6 +42,8 @@ llama_cpp() {
         cp "$MDKV_TEXT" "$there/text.txt"
         cp "$tests/apps/llama_cpp"/{plugin_file,server_load}.py "$there"
         try "$name: apt-get install" inside "$folder/$1" "" apt-get install -y -qq --no-install-recommends llama.cpp
+        # ggml's code for AMX ends in SIGILL where a virtual machine announces AMX and does not serve it.
+        rm -f "$folder/$1"/usr/lib/*/ggml/backends*/libggml-cpu-sapphirerapids.so
         inside "$folder/$1" "" python3 /try/llama/plugin_file.py --archive /try/llama/archive.tar.gz --programs /usr/bin \
             --model /try/llama/model.gguf --text /try/llama/text.txt </dev/null >"$folder/llama.log" 2>&1 ||
             tail -n 20 "$folder/llama.log"

@@ -1,0 +1,7 @@
+// expect: deleted function
+#include <mdkv/core/types.hpp>
+
+mdkv::half one_half()
+{
+    return mdkv::half(0.5F);
+}
