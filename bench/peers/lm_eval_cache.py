@@ -102,6 +102,17 @@ def make_at_most(limit):
     tqdm.tqdm = lambda steps, *args, **options: whole(steps[:limit] if steps == range(500) else steps, *args, **options)
 
 
+def tasks_of(names, folder, tokens, limit):
+    """lm-eval's tasks, {name: task}, with the samples that it makes itself, for a folder's tokenizer."""
+    make_at_most(limit)
+    manager, tasks = TaskManager(metadata={"tokenizer": folder, "max_seq_lengths": [tokens]}), {}
+    for name in names:
+        random.seed(DEFAULT_RANDOM_SEED)  # lm-eval does it before it makes the samples
+        numpy.random.seed(DEFAULT_OTHER_SEED)
+        tasks |= manager.load([name])["tasks"]
+    return tasks
+
+
 class Model(HFLM):
     """Answers greedily, to a question in the prompt and to one after it, with each of the caches; `chosen`, a question's place
     and a cache's name, says whose answers lm-eval gets."""
@@ -206,8 +217,6 @@ def main():
     torch.set_num_threads(chosen.threads)
     model, tokenizer = gguf_folder.load(chosen.model, dtype=torch.float32)
     names = chosen.caches.split(",")
-    about = {"tokenizer": gguf_folder.folder_of(chosen.model), "max_seq_lengths": [chosen.tokens]}
-    manager = TaskManager(metadata=about)
     settings = {name: value for name, value in vars(chosen).items() if name not in ("json", "limit", "tasks")}
     before = json.loads(chosen.json.read_text()) if chosen.json.exists() else {"settings": settings, "known": []}
     if before["settings"] != settings:
@@ -221,12 +230,7 @@ def main():
 
     answering = Model(model, tokenizer, names, chosen.new_tokens, known, keep)
     limits = [int(one) for one in chosen.limit.split(",")]
-    make_at_most(max(limits))
-    tasks = {}
-    for name in chosen.tasks.split(","):
-        random.seed(DEFAULT_RANDOM_SEED)  # lm-eval does it before it makes the samples
-        numpy.random.seed(DEFAULT_OTHER_SEED)
-        tasks |= manager.load([name])["tasks"]
+    tasks = tasks_of(chosen.tasks.split(","), gguf_folder.folder_of(chosen.model), chosen.tokens, max(limits))
     for limit in limits:
         results.clear()
         for (name, task), answering.chosen in itertools.product(tasks.items(), itertools.product(PLACES, names)):
