@@ -74,7 +74,7 @@ class Server:
         """Lines of mdkv, after the server has ended."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
-        return [line for line in self.said().splitlines() if line.startswith("mdkv:")]
+        return re.findall("mdkv: .*", self.said())
 
 
 def held(cache, lines, samples):
