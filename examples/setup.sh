@@ -486,7 +486,6 @@ fetch_llama_cpp() {
     say "$1: $folder/$4 (hash checked)"
 }
 
-
 # setup_llama_cpp TARGET...: sets MDKV_LLAMA_CPP to the sources and MDKV_LLAMA_CPP_BUILD to where these targets of them are
 # built: ggml alone takes two minutes of one core, llama-completion and the like eleven
 setup_llama_cpp() {
