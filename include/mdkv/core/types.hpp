@@ -51,8 +51,8 @@ struct array
     [[nodiscard]] friend constexpr bool operator==(array const&, array const&) noexcept = default;
 };
 
-// Both types may alias: `as_half` reads an engine's own 16-bit objects through them. Neither is made out of a number other than its
-// bits: `half(0.5F)` would be an aggregate with the bits 0. `narrow` converts.
+// Both types may alias: `as_half` reads an engine's own 16-bit objects through them. Both are made of their bits alone: an aggregate
+// would take half(0.5F), and have the bits 0. `narrow` converts.
 
 /// IEEE binary16, as memory holds it: the bits of `__half`, `_Float16`, `ggml_fp16_t`, `at::Half`.
 struct [[gnu::may_alias]] half
@@ -62,8 +62,8 @@ struct [[gnu::may_alias]] half
     half() = default;
     MDKV_HD constexpr explicit half(std::uint16_t bits_of_value) noexcept : bits{bits_of_value} {}
     template <class Number>
-        requires(!std::integral<Number>)
-    half(Number) = delete;
+        requires(!std::integral<Number> && std::is_convertible_v<Number, std::uint16_t>)
+    explicit half(Number) = delete;
 };
 
 /// The upper half of a float, as memory holds it: the bits of `__nv_bfloat16`, `at::BFloat16`.
@@ -74,8 +74,8 @@ struct [[gnu::may_alias]] bfloat16
     bfloat16() = default;
     MDKV_HD constexpr explicit bfloat16(std::uint16_t bits_of_value) noexcept : bits{bits_of_value} {}
     template <class Number>
-        requires(!std::integral<Number>)
-    bfloat16(Number) = delete;
+        requires(!std::integral<Number> && std::is_convertible_v<Number, std::uint16_t>)
+    explicit bfloat16(Number) = delete;
 };
 
 /// The scalar types a KV cache may be stored in.
