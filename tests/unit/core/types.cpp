@@ -12,6 +12,7 @@
 #include <limits>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 namespace
 {
@@ -156,4 +157,21 @@ TEST_CASE("an engine's 16-bit numbers and ours are the same memory to the compil
     CHECK(written_between(&bits, as_bfloat16(&bits)) == 2);
     short number = 0;
     CHECK(written_between(&number, as_half(&number)) == 2);
+}
+
+TEST_CASE_TEMPLATE("a 16-bit float is made of its bits, and of no number", T, half, bfloat16)
+{
+    CHECK(std::is_trivially_copyable_v<T>);
+    CHECK(std::is_trivially_default_constructible_v<T>);
+    CHECK(std::is_standard_layout_v<T>);
+    CHECK(T{std::uint16_t{0x3c01}}.bits == 0x3c01);
+    CHECK(T{}.bits == 0);
+    CHECK_FALSE(std::is_constructible_v<T, float>);
+    CHECK_FALSE(std::is_constructible_v<T, double>);
+    CHECK_FALSE(std::is_constructible_v<T, std::conditional_t<std::is_same_v<T, half>, bfloat16, half>>);
+    CHECK_FALSE(std::is_convertible_v<int, T>);
+
+    std::vector<T> const two(2, narrow<T>(0.5F));
+    std::vector<T> const copied{two}; // no list of one element
+    CHECK(copied.size() == 2);
 }
