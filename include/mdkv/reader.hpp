@@ -15,6 +15,7 @@
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -168,8 +169,8 @@ public:
         for (index_t l = 0; l < work_.shape.layers; ++l)
         {
             if (!detail::dry_run(on)) { truncate_tail(on, 0, work_.caches[static_cast<std::size_t>(l)].view()); }
+            work_.asked.of(l)    = (std::max<index_t>)(work_.asked.of(l) - work_.progress.of(l), 0);
             work_.progress.of(l) = 0;
-            work_.asked.of(l)    = 0;
         }
     }
 

@@ -143,7 +143,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 /// \pre    Q >= 1
 /// \cost   score, pool, allocate and pack for the stored tokens; no scores if everything stays. Scratch O(H*M*(R + D)) for M
 ///         tokens in the longest head; allocates the new cache and, in host memory, a copy of the directory and the counts of
-///         rungs. Over ranks three exchanges of 136 bytes in all, and allocate's unless everything stays
+///         rungs. Over ranks three exchanges of 144 bytes in all, and allocate's unless everything stays
 /// \sync   returns when done; on a GPU it waits for the device up to ten times, in a dry run twice. Work on the cache must have
 ///         been enqueued on the backend's stream, or be waited for by it; afterwards every stream may work on the cache
 /// \order  bitwise reproducible for equal inputs, for any number of threads
@@ -266,9 +266,11 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     layer_shape whole{numbers.shard.heads, query_group, most, 0, layout.dims, index_t{sizeof(T)}}; // on all ranks
     whole.expects_valid("recompress");
     index_t const limit       = options.limit.in_bytes(whole);
-    index_t const half        = limit / (2 * (std::max<index_t>)(whole.bytes_of(1), 1)); // tokens that half of it holds
+    index_t const stand_ins   = detail::stand_in_bytes(directory) + detail::stand_in_channels(directory);
+    index_t const for_window  = ranks ? limit / 2 : (std::min)(limit / 2, (std::max<index_t>)(limit - stand_ins, 0));
+    index_t const room        = for_window / (std::max<index_t>)(whole.bytes_of(1), 1); // tokens
     // A rank without heads does not count appended tokens.
-    index_t const most_window = heads > 0 ? (std::min)(recent, half) : half;
+    index_t const most_window = heads > 0 ? (std::min)(recent, room) : room;
     index_t const window      = options.window ? (std::min)(*options.window, most_window) : layout.window;
     cache_layout next{ratios, heads, window, layout.dims, layout.scale};
     auto const same = detail::same_rungs(layout, next);
@@ -284,7 +286,6 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
         }
     }
     layer_shape const shape{heads, query_group, most - window, window, layout.dims, index_t{sizeof(T)}};
-    index_t const stand_ins = detail::stand_in_bytes(directory);
     index_t const least     = shape.window_bytes() + stand_ins;
     expects(limit >= least, "recompress: a budget of ", limit, " bytes cannot hold the window of ", window,
         stand_ins > 0 ? " tokens and the stand-ins" : " tokens", "; at least ", least, " bytes are needed");

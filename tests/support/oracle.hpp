@@ -250,7 +250,7 @@ inline probabilities softmax(matrix const& queries, matrix const& keys, real sca
     return out;
 }
 
-/// Mean and scale of every channel of keys, and root mean square of the queries in it: of rows 0, s, 2 s, ..., at most 128.
+/// Mean and scale of every channel of keys, and root mean square of the queries in it.
 struct channels
 {
     std::vector<real> mean;
@@ -258,27 +258,24 @@ struct channels
     std::vector<real> query;
 };
 
-/// Mean of (x - from)^power in channel d of rows 0, s, 2 s, ..., at most 128.
+/// Mean of (x - from)^power in channel d.
 inline real average(matrix const& x, count d, real from, int power)
 {
-    count const step = std::max<count>((x.rows + 127) / 128, 1);
-    real sum         = 0;
-    count rows       = 0;
-    for (count i = 0; i < x.rows; i += step, ++rows) { sum += std::pow(x(i, d) - from, power); }
-    return rows == 0 ? real{0} : sum / static_cast<real>(rows);
+    real sum = 0;
+    for (count i = 0; i < x.rows; ++i) { sum += std::pow(x(i, d) - from, power); }
+    return x.rows == 0 ? real{0} : sum / static_cast<real>(x.rows);
 }
 
 /// The mean in channel d of those rows that are no farther from it than four times their mean distance.
 inline real trimmed_mean(matrix const& x, count d)
 {
-    count const step = std::max<count>((x.rows + 127) / 128, 1);
     real const about = average(x, d, 0, 1);
     real far = 0, sum = 0;
-    count rows = 0, near = 0;
-    for (count i = 0; i < x.rows; i += step, ++rows) { far += std::fabs(x(i, d) - about); }
-    for (count i = 0; i < x.rows; i += step)
+    count near = 0;
+    for (count i = 0; i < x.rows; ++i) { far += std::fabs(x(i, d) - about); }
+    for (count i = 0; i < x.rows; ++i)
     {
-        bool const is_near = std::fabs(x(i, d) - about) <= 4 * far / static_cast<real>(rows);
+        bool const is_near = std::fabs(x(i, d) - about) <= 4 * far / static_cast<real>(x.rows);
         sum += is_near ? x(i, d) - about : 0;
         near += is_near ? 1 : 0;
     }

@@ -881,6 +881,81 @@ TEST_CASE("a cache remembers its limit: the layer's budget, or the bytes that a 
     }) == "recompress: the cache's fold_limit is 0; set it, or give recompress_options a limit");
 }
 
+TEST_CASE("arenas never take more than the budget, nor folds of them, whatever preset, set, layers, window and budget")
+{
+    support::source random{"arenas within budgets"};
+    std::vector<ratio_set> const sets{bit_ratios, {drop, full_int4}, {drop, full_int8, full}, evict_ratios};
+    index_t refused = 0, chosen = 0;
+    for (preset base : {presets::best, presets::any_question, presets::by_window, presets::paper, presets::evict})
+    {
+        for (std::size_t set = 0; set < (base.ratios.any_projected() ? 1 : sets.size()); ++set)
+        {
+            if (!base.ratios.any_projected()) { base.ratios = sets[set]; }
+            for (auto const& [layers, tokens, window] :
+                {std::array<index_t, 3>{1, 150, base.window}, {3, 80, 0}, {2, 40, 20}})
+            {
+                text const x{layers, tokens};
+                preset p           = base;
+                p.window           = window;
+                layer_shape const whole{text::heads, text::group, tokens, 0, {text::dim, text::value_dim}, 2};
+                index_t const full = whole.full_bytes();
+                workspace scratch{cpu::host_memory{}};
+                host const on{&scratch};
+                prompt<host, half> one{on, p, x.shape()};
+                for (index_t l = 0; l < layers; ++l)
+                {
+                    for (index_t first = 0; first < tokens; first += 128)
+                    {
+                        one.read_chunk(on, l, first, x.part(l, first, std::min<index_t>(128, tokens - first)));
+                    }
+                    one.finish_layer(on, l, x.whole(l));
+                }
+                for (int i = 0; i < 60; ++i)
+                {
+                    index_t const bytes = i < 40 ? full / 8 * i / 40 + random.below(60) : random.below(full + 100);
+                    bool const packs    = i % 4 == 0;
+                    CAPTURE(p.name);
+                    CAPTURE(set);
+                    CAPTURE(layers);
+                    CAPTURE(bytes);
+                    try
+                    {
+                        one.allocate(on, budget::bytes(bytes));
+                    }
+                    catch (invalid_argument const&)
+                    {
+                        ++refused;
+                        continue;
+                    }
+                    ++chosen;
+                    index_t all = 0;
+                    for (index_t l = 0; l < layers; ++l)
+                    {
+                        all += one.arena_bytes(on, l);
+                        if (!packs) { continue; }
+                        cpu::cache<half> cache;
+                        one.pack(on, l, x.whole(l), cache);
+                        CHECK(cache.arena_bytes() == one.arena_bytes(on, l));
+                        index_t const limit = cache.fold_limit;
+                        cache.reserve_tail(24);
+                        rows const more = x.part(l, 0, 24);
+                        append(on, more.keys, more.values, cache.view());
+                        index_t const within = i % 8 == 0 ? limit : random.below(limit + 1);
+                        auto const options   = fold_options<host>(p, budget::bytes(within), 24);
+                        std::string const error = error_text<invalid_argument>(
+                            [&] { recompress(on, more.queries, p.ratios, options, cache); });
+                        bool const folds = error.find("bytes are needed") == std::string::npos;
+                        CHECK((!folds || cache.arena_bytes() <= within));
+                    }
+                    CHECK(all <= layers * bytes);
+                }
+            }
+        }
+    }
+    CHECK(chosen > refused); // both, and mostly budgets that work
+    CHECK(refused > 100);
+}
+
 TEST_CASE("quotas give every head of every layer its own bytes (MixedDimKV-H)")
 {
     text const x{2, 120};

@@ -642,6 +642,74 @@ TEST_CASE("a chunk may come in several calls of a layer, cut differently in each
     CHECK(r.finish().tokens == 300);
 }
 
+TEST_CASE("the last queries are the prompt's, however it is cut into chunks and calls, after a chunk was taken back, too")
+{
+    text const x{2, 403};
+    preset p         = presets::best;
+    p.replayed->join = 1e9F; // the last queries alone choose
+    auto const read  = [&](std::vector<index_t> const& cuts, bool takes_back) {
+        read_text r{x, p, {.limit = budget::fraction(1, 6), .chunk = 300, .slack = 100.0F}};
+        index_t first = 0;
+        for (index_t const n : cuts)
+        {
+            if (takes_back)
+            {
+                for (index_t l = 0; l < 2; ++l) { r.attend(l, first, n); }
+                support::run([&](host const& on) { r.r->forget_chunk(on); });
+            }
+            r.read(first, first + n, n);
+            first += n;
+        }
+        r.finish();
+        std::vector<index_t> tokens;
+        for (index_t l = 0; l < 2; ++l)
+        {
+            for (index_t h = 0; h < text::heads; ++h)
+            {
+                for (std::size_t rung = 1; rung < 4; ++rung) { tokens.push_back(r.tokens_at(l, h, rung)); }
+            }
+        }
+        return tokens;
+    };
+    auto const want = read({103, 300}, false);
+    for (auto const& cuts : {std::vector<index_t>{203, 200}, {300, 100, 3}, {300, 102, 1}, {300, 63, 40}})
+    {
+        for (bool const takes_back : {false, true})
+        {
+            auto const got = read(cuts, takes_back);
+            for (std::size_t i = 0; i < got.size(); ++i)
+            {
+                CAPTURE(cuts.size());
+                CAPTURE(i);
+                CHECK(std::abs(got[i] - want[i]) <= 6); // queries before the last chunk see all that is stored
+            }
+        }
+    }
+}
+
+TEST_CASE("a slack beyond all bytes holds everything until the end")
+{
+    text const x{2, 300};
+    for (float const slack : {1e10F, 1e16F, 3e38F})
+    {
+        read_text r{x, presets::any_question, {.limit = budget::fraction(1, 6), .chunk = 100, .slack = slack}};
+        r.read(0, 300, 100);
+        CHECK(r.reports.back().held_bytes == 2 * x.layer_bytes());
+        CHECK(r.finish().held_bytes <= 2 * x.layer_bytes() / 6);
+    }
+}
+
+TEST_CASE("a prompt of any length that its limit holds is stored uncompressed")
+{
+    for (index_t const n : {1, 4, 8, 9, 10})
+    {
+        text const x{2, n};
+        read_text r{x, presets::best, {.limit = budget::fraction(1, 1), .chunk = 16}};
+        r.read(0, n, 16);
+        CHECK(r.finish().held_bytes == 2 * x.layer_bytes());
+    }
+}
+
 TEST_CASE("nothing but windows is enough for a reader without tokens, or with few of them")
 {
     text const x{2, 20};
@@ -676,13 +744,20 @@ TEST_CASE("a reader names what is wrong before anything is changed")
     projected.ratios = paper_ratios;
     CHECK(made(projected, options, x.shape()).starts_with("prompt: preset.ratios has a projected rung"));
     CHECK(made(presets::best, {.limit = budget::bytes(100), .chunk = 64}, x.shape())
-          == "reader: a limit of 100 bytes a layer cannot hold the window of 8 tokens and the channels; at least 4000 "
-             "bytes are "
-             "needed");
+          == "reader: a limit of 100 bytes a layer cannot hold the window of 8 tokens; at least 3328 bytes are needed");
     CHECK(made(presets::best, {.limit = budget::bytes(20000), .chunk = 0}, x.shape())
           == "reader: reader_options::chunk is 0; it must be at least 1");
     CHECK(made(presets::best, {.limit = budget::bytes(20000), .chunk = 64, .slack = -1}, x.shape())
           == "reader: reader_options::slack is -1; it must be finite and not negative");
+    for (float const depth : {-41.0F, 1e4F, std::numeric_limits<float>::quiet_NaN()}) // as prompt refuses it
+    {
+        preset steep        = presets::best;
+        steep.shared->depth = depth;
+        CHECK(made(steep, options, x.shape()).starts_with("prompt: preset.shared.depth is "));
+    }
+    preset even        = presets::any_question;
+    even.pooling.width = 4;
+    CHECK(made(even, options, x.shape()) == "prompt: preset.pooling.width is 4; it must be odd and at least 1");
     prompt_shape<host> three = x.shape();
     three.layers             = 3;
     CHECK(made(presets::best, options, three) == "reader: there are 2 caches for 3 layers");

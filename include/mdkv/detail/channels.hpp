@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 namespace MDKV_NAMESPACE::detail
@@ -22,10 +23,19 @@ inline constexpr index_t channel_queries = 2;
 /// The largest scale, and the inverse of the least: both are normal halves.
 inline constexpr float largest_channel_scale = 1024.0F;
 
-inline constexpr index_t most_sampled = 128;
+inline constexpr index_t most_sampled = 1024;
 
-/// Mean of `of(x)` over up to `most_sampled` of `count` rows, evenly spaced, n lanes of each; 0 if the sum leaves float's
-/// range.
+/// A row from i to i + step - 1, below `count`: rows at a fixed distance would miss, or meet too often, what a text repeats.
+[[nodiscard]] MDKV_HD constexpr index_t sampled_row(index_t i, index_t step, index_t count) noexcept
+{
+    auto const width = static_cast<std::uint32_t>(step < count - i ? step : count - i);
+    std::uint32_t x  = static_cast<std::uint32_t>(i) * 0x9E3779B9U;
+    x                = (x ^ x >> 15) * 0x2C1B3C6DU;
+    return i + index_t{(x ^ x >> 12) % width};
+}
+
+/// Mean of `of(x)` over `count` rows, or one of every few if they are more than `most_sampled`, n lanes of each; 0 if the sum
+/// leaves float's range.
 template <team Team, class Row, class Of>
 [[nodiscard]] MDKV_HD auto sampled_mean(Team const& t, index_t count, int n, Row const& row, Of const& of)
 {
@@ -36,7 +46,7 @@ template <team Team, class Row, class Of>
     floats sum{};
     for (index_t i = 0; i < count; i += step)
     {
-        auto const* const from = row(i);
+        auto const* const from = row(step == 1 ? i : sampled_row(i, step, count));
         if (n == Lanes) { widen_lanes(t, from, line); }
         for (int l = 0; l < n && n < Lanes; ++l)
         {

@@ -96,8 +96,9 @@ struct write_channels
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
         if (!has_channels(cache.layout, cache, h)) { return; }
-        index_t const begin = first(h, cache.layout.key_coordinates[0] == 0 ? 1 : 0);
-        index_t const count = first(h, static_cast<index_t>(cache.layout.rungs)) - begin;
+        index_t const all   = first(h, static_cast<index_t>(cache.layout.rungs));
+        index_t const begin = cache.layout.key_coordinates[0] > 0 || first(h, 1) == all ? 0 : first(h, 1);
+        index_t const count = all - begin; // kept tokens, or all if only stand-ins are in codes
         auto const kept     = [&](index_t i) { return index_t{positions(h, begin + i)}; };
         if (given.empty()) { fitted.fit(t, h, count, kept); }
         if (given_means.empty()) { of_values.fit(t, h, count, kept); }

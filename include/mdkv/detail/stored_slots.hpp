@@ -61,6 +61,16 @@ template <element T>
     return tokens * cache.layout.stand_in_bytes(index_t{sizeof(T)});
 }
 
+/// Bytes of the channels that heads need for coded stand-ins, whatever else they have; only the directory is read.
+template <element T>
+[[nodiscard]] constexpr index_t stand_in_channels(cache_view<T, space::host> const& cache) noexcept
+{
+    index_t heads = 0; // with stand-ins
+    for (index_t h = 0; h < cache.layout.heads; ++h) { heads += cache.heads[h].stand_ins > 0 ? 1 : 0; }
+    bool const coded = cache.layout.stand_in_run < cache.layout.rungs;
+    return coded ? heads * channel_bytes(cache.layout.dims, index_t{sizeof(T)}) : 0;
+}
+
 /// For every rung of one cache the rung of another that is stored alike; the other's number of rungs if there is none.
 [[nodiscard]] inline array<std::size_t, max_rungs> same_rungs(cache_layout const& from, cache_layout const& to) noexcept
 {

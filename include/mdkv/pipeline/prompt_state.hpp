@@ -130,6 +130,8 @@ MDKV_OUTLINE inline void expects_prompt_preset(preset const& p)
     expects_not_negative("prompt", "preset.early_weight", p.early_weight);
     expects_not_negative("prompt", "preset.uniform", p.uniform);
     expects_not_negative("prompt", "preset.replayed.join", how.join);
+    expects_depth("prompt: preset.shared.depth", p.shared.value_or(sharing_part{}).depth);
+    expects_width("prompt: preset.pooling.width", p.pooling.width);
     expects_not_negative("prompt", "preset.shared.leverage_power", p.leverage_power());
     expects_not_negative("prompt", "preset.scale", p.scale);
 }

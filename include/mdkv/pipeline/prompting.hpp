@@ -328,6 +328,7 @@ struct prompt_work
             one.window, " tokens; at least ", window, " bytes are needed");
         if (next.all_full || !settings.ratios.can_drop()) { return next; }
         plan_stand_ins(next, one, settings.coded_stand_ins && settings.ratios.any_rotated());
+        if (next.stand_ins == 0) { plan_stand_ins(next, one, false); }
         return next;
     }
 
@@ -335,9 +336,9 @@ struct prompt_work
     void plan_stand_ins(prompt_choice& next, layer_shape const& one, bool coded) const
     {
         index_t const most  = settings.most_stand_ins(coded, next.budget, one.heads, stand_in_bytes(coded));
-        index_t const spend = next.budget - window_bytes(next, one);
+        index_t const head  = most * stand_in_bytes(coded) + (coded || next.coded_window ? costs.channels : 0);
         next.coded_stand_ins = coded;
-        next.stand_ins       = one.heads * most * stand_in_bytes(coded) <= spend ? most : 0;
+        next.stand_ins       = one.heads * head <= next.budget - window_bytes(next, one) ? most : 0;
     }
 
     /// Whether a choice gives the set's cheapest codes to most of the tokens that it keeps: their noise costs little then,

@@ -69,14 +69,14 @@ struct reader_work
     prompt_progress progress{}; ///< tokens of the chunk, by layer
     index_t read    = 0;        ///< tokens before the chunk
     index_t pending = 0;     ///< tokens of a chunk that some layers have stored already, after an error in another one
-    prompt_progress asked{}; ///< rows of `recent`, by layer
+    prompt_progress asked{}; ///< rows of `recent`, by layer; the last ones are the chunk's
     bool finished = false;
     bool lowered  = false; ///< tokens have lost bytes
     std::vector<bytes> kept{}; ///< [L]  losses of stored tokens, see slot_losses
 
     out_view<T, 4, B> sinks{};          ///< [L, H, replay_part::sinks, D]
-    out_view<U, 4, B> recent{};         ///< [L, H*G, Q, D]  the chunk's last queries
-    out_view<float, 3, B> recent_lse{}; ///< [L, H*G, stand_in_queries]  of the last queries
+    out_view<U, 4, B> recent{};         ///< [L, H*G, Q, D]  the last queries so far
+    out_view<float, 3, B> recent_lse{}; ///< [L, H*G, Q]  of these
     out_view<float, 4, B> losses{};     ///< [L, H, R, chunk]  of the chunk's tokens, pooled
     out_view<double, 4, B> grams{};     ///< [L, H, D, D]  of all keys before the chunk; L = 0 unless leverages weigh
     out_view<double, 1, B> factors{};   ///< [chunk]  of the chunk's tokens, if leverages weigh
@@ -134,20 +134,18 @@ struct reader_work
         layer_shape const of_all_ranks = layer_of_all(shape.tokens, shard);
         turned_coordinates("reader", shape.encoding, shape.dims.keys);
         limit_bytes         = options.limit.in_bytes(of_all_ranks);
-        index_t const least = of_all_ranks.window_bytes() + shard.heads * costs.channels;
+        index_t const least = of_all_ranks.window_bytes();
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
-            of_all_ranks.window, " tokens and the channels; at least ", least, " bytes are needed");
+            of_all_ranks.window, " tokens; at least ", least, " bytes are needed");
         // A reader makes stand-ins anew, out of uncompressed ones.
         stand_ins          = settings.most_stand_ins(false, limit_bytes, of_all_ranks.heads, of_all_ranks.token_bytes());
-        stand_ins          = of_all_ranks.bytes_of(stand_ins) <= limit_bytes - least ? stand_ins : 0;
+        index_t const rest = limit_bytes - least - shard.heads * costs.channels;
+        stand_ins          = of_all_ranks.bytes_of(stand_ins) <= rest ? stand_ins : 0;
         auto const [D, Dv] = shape.dims;
-        // Queries that do not score find channels, by a sample of them, and stand-ins.
-        index_t const sampled = (std::max)(stand_in_queries, most_sampled / (std::max<index_t>)(shape.group, 1));
-        index_t const queries =
-            (std::min)({settings.queries, options.chunk, settings.last_queries_score() ? settings.queries : sampled});
+        index_t const queries = (std::min)(settings.queries, shape.tokens); // if they do not score, for channels and stand-ins
         sinks      = scratch_view<T>(on, memory, L, H, settings.replayed->sinks, D);
         recent     = scratch_view<U>(on, memory, L, H * shape.group, queries, D);
-        recent_lse = scratch_view<float>(on, memory, L, H * shape.group, (std::min)(queries, stand_in_queries));
+        recent_lse = scratch_view<float>(on, memory, L, H * shape.group, queries);
         losses     = scratch_view<float>(on, memory, L, H, R, options.chunk);
         grams      = scratch_view<double>(on, memory, weighs() ? L : 0, H, D, D);
         factors    = scratch_view<double>(on, memory, weighs() ? options.chunk : 0);
@@ -185,15 +183,32 @@ struct reader_work
                 raw.empty() ? found : raw);
             if (!raw.empty()) { mdkv::pool(on, as_input(raw), settings.pooling, found); }
         }
-        index_t const count = (std::min)(n, recent.extent(2));
-        run(on, copy_rows<B, U>{last<1>(rows.queries, count), slice<1>(item_of(recent, l), 0, count)});
         auto const view = cache(l).view();
         append(on, rows.keys, rows.values, view);
         mdkv::attend(on, rows.queries, view, {.scale = settings.scale}, output, lse);
-        index_t const logged = (std::min)(n, recent_lse.extent(2));
-        run(on, copy_rows<B, float>{of_one_layer(as_input(last<1>(lse, logged))),
-                    of_one_layer(slice<1>(item_of(recent_lse, l), 0, logged))});
-        if (!dry_run(on)) { asked.of(l) = count; }
+        auto const column = [](auto const& of) { // [H*G, n] as rows of one number
+            return out_view<float, 3, B>{of.data_handle(), {of.extent(0), of.extent(1), 1}, {of.stride(0), 1, 1}};
+        };
+        keep_last<float>(on, asked.of(l), as_input(column(lse)), column(item_of(recent_lse, l)));
+        keep_last<U>(on, asked.of(l), rows.queries, item_of(recent, l));
+        if (!dry_run(on)) { asked.of(l) = (std::min)(asked.of(l) + n, recent.extent(2)); }
+    }
+
+    /// Puts the last rows of a call behind the first `held` rows of `latest`, of which the last ones stay as far as there is room.
+    template <class V>
+    void keep_last(B const& on, index_t held, in_view<V, 3, B> rows, out_view<V, 3, B> latest) const
+    {
+        index_t const most  = latest.extent(1);
+        index_t const fresh = (std::min)(rows.extent(1), most);
+        index_t const stay  = (std::min)(held, most - fresh);
+        workspace::frame frame{*on.scratch, "reader::attend"};
+        auto const moved = scratch_view<V>(on, frame, rows.extent(0), dry_run(on) ? most : stay, rows.extent(2));
+        if (frame.ready() && stay < held)
+        {
+            run(on, copy_rows<B, V>{as_input(slice<1>(latest, held - stay, stay)), moved});
+            run(on, copy_rows<B, V>{as_input(moved), slice<1>(latest, 0, stay)});
+        }
+        run(on, copy_rows<B, V>{last<1>(rows, fresh), slice<1>(latest, stay, fresh)});
     }
 
     /// The last queries of a layer.
@@ -293,7 +308,8 @@ struct reader_work
         }
         if (!last)
         {
-            report.limit_bytes += static_cast<index_t>(double{slack()} * static_cast<double>(report.limit_bytes));
+            double const more = double{slack()} * static_cast<double>(report.limit_bytes); // cut below 64 bits
+            report.limit_bytes += (std::min)(static_cast<index_t>((std::min)(more, 0x1p62)), INT64_MAX - report.limit_bytes);
         }
         for (index_t l = 0; l < L && all == 0 && last && !dry_run(on); ++l)
         {
@@ -461,11 +477,11 @@ struct reader_work
         in_view<std::uint8_t, 2, B> given) const
     {
         layer_shape const one{H, shape.group, most, W, shape.dims, index_t{sizeof(T)}};
-        index_t const logged = (std::min)(asked.of(l), recent_lse.extent(2));
+        index_t const logged = (std::min)(asked.of(l), stand_in_queries);
         return {on, last_queries(l), settings.ratios, how, one, numbers, INT64_MAX,
             stored_slots<T, space::host>{directory.view, layout(W), most}, slots_of(l, W, most), chooses,
-            chooses || logged == 0 ? 0 : stand_ins, directory.appended == 0, tokens, given,
-            as_input(slice<1>(item_of(recent_lse, l), 0, logged))};
+            chooses || logged == 0 ? 0 : stand_ins, directory.appended, tokens, given,
+            as_input(slice<1>(item_of(recent_lse, l), asked.of(l) - logged, logged))};
     }
 
     /// Adds the losses of a layer's tokens by the last queries, in units of their mean over the heads of all ranks.

@@ -127,7 +127,7 @@ struct recompressing
     stored_slots<T, S> cache_slots;     // slots by the cache's own directory
     bool chooses        = true;         // false: rungs are `given`, or tokens keep theirs
     index_t most_made   = 0;     // most new stand-ins, of present ones and dropped tokens; 0: the present ones stay
-    bool from_behind    = false; // the queries are later than all tokens
+    index_t latest      = INT64_MAX; // as many of the queries are of the cache's last tokens; others, before them, see all
     index_t tokens_read = 0;     // tokens for which slots and stand-ins stand
     in_view<std::uint8_t, 2, B> given{}; // [H, M]  rungs that were chosen before
     in_view<float, 2, B> lse{};          // [H*G, Q]  of the queries, over all that they saw; for stand-ins
@@ -169,7 +169,7 @@ struct recompressing
     out_view<index_t, 2, B> first = slice<1>(counts, 0, rungs + 1); ///< where each rung's slots begin
     out_view<float, 1, B> weights = scratch_view<float>(on, frame, weighs ? queries.extent(1) : 0);
     out_view<std::int64_t, 1, B> sums =
-        scratch_view<std::int64_t>(on, frame, index_t{ranks_of(on) == nullptr ? 0 : 3}); ///< over ranks
+        scratch_view<std::int64_t>(on, frame, index_t{ranks_of(on) == nullptr ? 0 : 4}); ///< over ranks
     bool executes = frame.ready();
 
     /// Returns the report; `cache`, the present one or another, is replaced last.
@@ -309,7 +309,7 @@ struct recompressing
         score_options<B> choice{.scale = options.scale > 0 ? options.scale : slots.layout.scale,
             .query_weights             = weighs ? as_input(weights) : options.query_weights,
             .uniform_queries           = options.uniform_queries};
-        if (from_behind) { choice.first_query = n + W; }
+        choice.first_query = n + W - (std::min)(latest, queries.extent(1));
         if (coded > 0) { choice.channels = head(channels); }
         if (options.lse_elsewhere)
         {
@@ -360,18 +360,19 @@ struct recompressing
     void add_other_ranks(allocation& kept) const
     {
         expects_every_head(on, "recompress", numbers, sums.data_handle());
-        array<std::int64_t, 3> bytes{stand_in_bytes(slots.cache), kept.token_bytes, kept.charged_bytes};
-        for (index_t i = 0; i < 3; ++i)
+        array<std::int64_t, 4> bytes{
+            stand_in_bytes(slots.cache), kept.token_bytes, kept.charged_bytes, stand_in_channels(slots.cache)};
+        for (index_t i = 0; i < 4; ++i)
         {
             run(on, fill<std::int64_t>{after(sums.data_handle(), i), bytes[static_cast<std::size_t>(i)], 1});
         }
-        sum_over_ranks(on, sums.data_handle(), 3);
-        fetch(on, sums.data_handle(), bytes.data(), 3);
+        sum_over_ranks(on, sums.data_handle(), 4);
+        fetch(on, sums.data_handle(), bytes.data(), 4);
         layer_shape of_all_ranks = shape;
         of_all_ranks.heads       = numbers.all;
         index_t const fixed      = of_all_ranks.window_bytes() + bytes[0];
-        expects(limit_bytes >= fixed, "recompress: a budget of ", limit_bytes, " bytes cannot hold the window of ", W,
-            " tokens and the stand-ins of all ranks; at least ", fixed, " bytes are needed");
+        expects(limit_bytes >= fixed + bytes[3], "recompress: a budget of ", limit_bytes, " bytes cannot hold the window of ",
+            W, " tokens and the stand-ins of all ranks; at least ", fixed + bytes[3], " bytes are needed");
         kept.limit         = limit_bytes - fixed;
         kept.token_bytes   = bytes[1];
         kept.charged_bytes = bytes[2];

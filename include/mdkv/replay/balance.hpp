@@ -112,6 +112,11 @@ struct balance_rows
     }
 };
 
+MDKV_OUTLINE constexpr void expects_depth(char const* option, float depth)
+{
+    expects(depth >= -40 && depth <= 40, option, " is ", depth, "; it must be between -40 and 40");
+}
+
 } // namespace detail
 
 template <backend B>
@@ -157,8 +162,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
 {
     detail::agreement agreed{on};
     auto const* const ranks = detail::ranks_of(on);
-    expects(options.depth >= -40 && options.depth <= 40, "balance: depth is ", options.depth,
-        "; it must be between -40 and 40");
+    detail::expects_depth("balance: depth", options.depth);
     detail::expects_not_negative("balance", "leverage_power", options.leverage_power);
     expects(options.leverage_power == 0 || options.leverages, "balance: leverage_power is ", options.leverage_power,
         " without leverages");

@@ -31,6 +31,16 @@ struct pool_options
     [[nodiscard]] constexpr bool copies() const noexcept { return width == 1 && kind != pooling::adaptive; }
 };
 
+namespace detail
+{
+
+MDKV_OUTLINE constexpr void expects_width(char const* option, index_t width)
+{
+    expects(width >= 1 && width % 2 == 1, option, " is ", width, "; it must be odd and at least 1");
+}
+
+} // namespace detail
+
 /// Replaces each loss by its neighbourhood's loss, each rung and head apart.
 ///
 /// \param on           backend: threads
@@ -48,8 +58,7 @@ template <backend B>
 void pool(B const& on, in_view<float, 3, B> loss, pool_options options, out_view<float, 3, B> pooled)
 {
     detail::check arguments{on, "pool"};
-    expects(options.width >= 1 && options.width % 2 == 1, "pool: width is ", options.width,
-        "; it must be odd and at least 1");
+    detail::expects_width("pool: width", options.width);
     arguments.in("loss", loss, loss.extents(), "H,R,N").out("pooled", pooled, loss.extents(), "H,R,N");
     if (options.kind == pooling::adaptive)
     {

@@ -102,6 +102,39 @@ TEST_CASE_TEMPLATE(
     }
 }
 
+TEST_CASE("no period of a text hides a channel, or makes it look larger: keys, queries and values, however many there are")
+{
+    source random{"channels periods"};
+    for (index_t const tokens : {300, 700, 5000, 20000})
+    {
+        for (index_t const period : {2, 5, 16, 64})
+        {
+            for (index_t const phase : {index_t{0}, index_t{1}, period - 1})
+            {
+                CAPTURE(tokens);
+                CAPTURE(period);
+                CAPTURE(phase);
+                auto keys      = rows<float>(random, 1, tokens, 3, [](index_t) { return 0.0; }, [](index_t) { return 1.0; });
+                auto queries   = rows<float>(random, 1, tokens, 3, [](index_t) { return 0.0; }, [](index_t) { return 0.1; });
+                double of_kind = 0;
+                for (index_t t = phase; t < tokens; t += period, ++of_kind)
+                {
+                    keys.set(of_kind / 2 == std::floor(of_kind / 2) ? 20.0F : -20.0F, 0, t, 1);
+                    queries.set(20.0F, 0, t, 2);
+                }
+                auto const got     = fitted(queries, keys);
+                double const share = of_kind / static_cast<double>(tokens);
+                double const key   = std::sqrt(1 - share + 400 * share);
+                double const query = std::sqrt(0.01 * (1 - share) + 400 * share);
+                double const error = tokens > 1024 ? 0.3 : 0.1; // a sample, or all rows
+                CHECK(got.get(0, 2, 2) == doctest::Approx(query).epsilon(error));
+                CHECK(got.get(0, 1, 1) == doctest::Approx(std::sqrt(key / 0.1)).epsilon(error));
+                CHECK(got.get(0, 1, 2) == doctest::Approx(std::sqrt(1 / query)).epsilon(error));
+            }
+        }
+    }
+}
+
 TEST_CASE("a scale is within its limits where a channel has no spread, no query, a NaN, or an infinity")
 {
     source random{"channels limits"};

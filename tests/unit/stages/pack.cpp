@@ -886,8 +886,7 @@ TEST_CASE("a dry run packs nothing")
     CHECK(directory_of(cache) == std::vector<head_entry>(2));
 }
 
-TEST_CASE("a head that has rotated tokens stores means and scales of its kept keys, or of every so many of them, and "
-          "no other does")
+TEST_CASE("a head that has rotated tokens stores means and scales of its kept keys, and no other does")
 {
     for (index_t const tokens : {5, 127, 128, 129, 1000})
     {
@@ -902,13 +901,13 @@ TEST_CASE("a head that has rotated tokens stores means and scales of its kept ke
         {
             for (index_t t = r; t < tokens; t += 4) { kept.push_back(t); }
         }
-        std::size_t const step = (kept.size() + 127) / 128;
         for (index_t d = 0; d < 40; ++d)
         {
             double sum = 0, squares = 0, count = 0;
-            for (std::size_t i = 0; i < kept.size(); i += step, ++count)
+            for (index_t const t : kept)
             {
-                auto const x = static_cast<double>(widen(layer.keys.get(1, kept[i], d)));
+                auto const x = static_cast<double>(widen(layer.keys.get(1, t, d)));
+                ++count;
                 sum += x;
                 squares += x * x;
             }
@@ -920,6 +919,42 @@ TEST_CASE("a head that has rotated tokens stores means and scales of its kept ke
     }
     packed_layer<half> const exact{{.heads = 1, .tokens = 20, .window = 1, .rungs = {drop, full_int8, full}}, 2};
     CHECK(exact.bytes() == 21 * exact.ratios.bytes(2, exact.sizes.dims, 2));
+}
+
+TEST_CASE("a head that drops all its tokens has coded stand-ins with the means of all its keys and values")
+{
+    packed_layer<float> layer{{.heads = 2,
+                                  .tokens          = 90,
+                                  .window          = 3,
+                                  .dims            = {40, 24},
+                                  .rungs           = {drop, full_int4, full_int8, full},
+                                  .stand_ins       = 6,
+                                  .coded_stand_ins = true},
+        0};
+    layer.rung.set(1, 1, 7); // head 1 keeps one
+    auto const move = [](tensor<float, 3>& rows) { // to numbers that hardly differ
+        auto numbers = rows.elements();
+        for (float& x : numbers) { x = 30.0F + 0.01F * x; }
+        rows.assign(numbers);
+    };
+    for (auto* const rows : {&layer.keys, &layer.values, &layer.stand_in_keys, &layer.stand_in_values}) { move(*rows); }
+    auto const cache = layer.packed();
+    for (index_t h = 0; h < 2; ++h)
+    {
+        auto tokens      = support::stored_tokens(cache.view(), h);
+        REQUIRE(support::stand_ins_last(cache.view(), h, tokens) == 6);
+        for (std::size_t j = 0; j < 6; ++j)
+        {
+            auto const& stored = tokens[tokens.size() - 6 + j];
+            for (std::size_t d = 0; d < 24; ++d)
+            {
+                CHECK(std::fabs(stored.value_numbers[d]
+                                - double{layer.stand_in_values.get(h, static_cast<index_t>(j), static_cast<index_t>(d))})
+                      < 0.01);
+            }
+        }
+    }
+    CHECK(support::key_mean<float>(cache.view(), 0, 5) == doctest::Approx(30).epsilon(0.001));
 }
 
 TEST_CASE_TEMPLATE(
