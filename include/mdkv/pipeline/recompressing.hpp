@@ -127,7 +127,7 @@ struct recompressing
     stored_slots<T, S> cache_slots;     // slots by the cache's own directory
     bool chooses        = true;         // false: rungs are `given`, or tokens keep theirs
     index_t most_made   = 0;     // most new stand-ins, of present ones and dropped tokens; 0: the present ones stay
-    index_t latest      = INT64_MAX; // as many of the queries are of the cache's last tokens; others, before them, see all
+    index_t latest      = INT64_MAX; // number of the queries that belong to the cache's last tokens; earlier queries see all
     index_t tokens_read = 0;     // tokens for which slots and stand-ins stand
     in_view<std::uint8_t, 2, B> given{}; // [H, M]  rungs that were chosen before
     in_view<float, 2, B> lse{};          // [H*G, Q]  of the queries, over all that they saw; for stand-ins
