@@ -47,7 +47,7 @@ struct pool_options
 template <backend B>
 void pool(B const& on, in_view<float, 3, B> loss, pool_options options, out_view<float, 3, B> pooled)
 {
-    detail::check arguments{on, "pool"};
+    detail::checks arguments{on, "pool"};
     expects(options.width >= 1 && options.width % 2 == 1, "pool: width is ", options.width,
         "; it must be odd and at least 1");
     arguments.in("loss", loss, loss.extents(), "H,R,N").out("pooled", pooled, loss.extents(), "H,R,N");
