@@ -1,12 +1,11 @@
 # The library: mdkv::mdkv, header-only, for host code.
 file(GLOB_RECURSE mdkv_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/include/mdkv/*.hpp")
 list(SORT mdkv_headers)
-# Those that CUDA sources include; they are installed with the others and need nvcc where they are used.
-file(GLOB_RECURSE mdkv_device_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/include/mdkv/*.cuh")
 
 add_library(mdkv INTERFACE)
 add_library(mdkv::mdkv ALIAS mdkv)
 target_compile_features(mdkv INTERFACE cxx_std_20)
+target_include_directories(mdkv INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>")
 target_link_libraries(mdkv INTERFACE Threads::Threads)
 
 # For CUDA sources. CMake before 3.28 or so does not know C++20 for nvcc and drops it in silence, so the flag is given.
@@ -15,11 +14,3 @@ add_library(mdkv::cuda ALIAS mdkv_cuda)
 set_target_properties(mdkv_cuda PROPERTIES EXPORT_NAME cuda)
 target_link_libraries(mdkv_cuda INTERFACE mdkv)
 target_compile_options(mdkv_cuda INTERFACE $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-std=c++20>)
-
-if(CMAKE_VERSION VERSION_LESS 3.23)
-    target_include_directories(mdkv INTERFACE "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:include>")
-else()
-    set(mdkv_header_paths ${mdkv_headers} ${mdkv_device_headers})
-    list(TRANSFORM mdkv_header_paths PREPEND "${PROJECT_SOURCE_DIR}/include/")
-    target_sources(mdkv INTERFACE FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}/include" FILES ${mdkv_header_paths})
-endif()

@@ -51,7 +51,7 @@ int main()
     thrust::device_vector<float> lse(H * G);
 
     cudaStream_t stream = nullptr;
-    gpu::check(cudaStreamCreate(&stream), "cudaStreamCreate");
+    gpu::expects_success(cudaStreamCreate(&stream), "cudaStreamCreate");
     gpu::pool_resource pool;
     workspace scratch{gpu::stream_memory<gpu::pool_resource>{stream, &pool}}; // grows to what its calls need
     gpu::backend const on{stream, &scratch};
@@ -72,12 +72,12 @@ int main()
     step();
     cudaGraph_t graph      = nullptr;
     cudaGraphExec_t replay = nullptr;
-    gpu::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    gpu::expects_success(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     step();
-    gpu::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    gpu::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-    for (index_t i = 1; i < steps; ++i) { gpu::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch"); }
-    gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    gpu::expects_success(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    gpu::expects_success(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+    for (index_t i = 1; i < steps; ++i) { gpu::expects_success(cudaGraphLaunch(replay, stream), "cudaGraphLaunch"); }
+    gpu::expects_success(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 
     index_t const appended = gpu::to_host(cache, stream).appended();
     std::cout << report.resident_bytes << " of " << report.full_bytes << " bytes; " << appended

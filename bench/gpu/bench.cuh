@@ -25,7 +25,7 @@ namespace bench
 {
 
 namespace gpu = mdkv::gpu;
-using gpu::check;
+using gpu::expects_success;
 using mdkv::index_t;
 
 /// The one stream of a benchmark; it lives as long as the process.
@@ -33,7 +33,7 @@ using mdkv::index_t;
 {
     static cudaStream_t const made = [] {
         cudaStream_t fresh = nullptr;
-        check(cudaStreamCreateWithFlags(&fresh, cudaStreamNonBlocking), "cudaStreamCreate");
+        expects_success(cudaStreamCreateWithFlags(&fresh, cudaStreamNonBlocking), "cudaStreamCreate");
         return fresh;
     }();
     return made;
@@ -101,19 +101,19 @@ public:
     template <class Record>
     explicit graph(Record const& record)
     {
-        check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+        expects_success(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
         record();
         cudaGraph_t recorded = nullptr;
-        check(cudaStreamEndCapture(stream(), &recorded), "cudaStreamEndCapture");
+        expects_success(cudaStreamEndCapture(stream(), &recorded), "cudaStreamEndCapture");
         cudaError_t const made = cudaGraphInstantiate(&ready_, recorded, 0);
         cudaGraphDestroy(recorded);
-        check(made, "cudaGraphInstantiate");
+        expects_success(made, "cudaGraphInstantiate");
     }
     ~graph() { cudaGraphExecDestroy(ready_); }
     graph(graph const&)            = delete;
     graph& operator=(graph const&) = delete;
 
-    void launch() const { check(cudaGraphLaunch(ready_, stream()), "cudaGraphLaunch"); }
+    void launch() const { expects_success(cudaGraphLaunch(ready_, stream()), "cudaGraphLaunch"); }
 
 private:
     cudaGraphExec_t ready_ = nullptr;
@@ -157,7 +157,7 @@ int run(int count, char** arguments, Body const& body)
     }
     try
     {
-        check(cudaSetDevice(0), "cudaSetDevice");
+        expects_success(cudaSetDevice(0), "cudaSetDevice");
         record results;
         body(results);
         if (json) { results.write(arguments[2]); }

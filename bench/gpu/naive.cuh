@@ -24,11 +24,11 @@
 namespace bench
 {
 
-inline void check(cublasStatus_t code, char const* what)
+inline void expects_success(cublasStatus_t code, char const* what)
 {
     mdkv::expects<mdkv::error>(code == CUBLAS_STATUS_SUCCESS, what, ": ", cublasGetStatusString(code));
 }
-inline void check(cusolverStatus_t code, char const* what)
+inline void expects_success(cusolverStatus_t code, char const* what)
 {
     mdkv::expects<mdkv::error>(code == CUSOLVER_STATUS_SUCCESS, what, ": cuSOLVER status ", static_cast<int>(code));
 }
@@ -41,14 +41,14 @@ public:
         : from_{from}
         , limit_{limit}
     {
-        check(cublasCreate(&blas_), "cublasCreate");
-        check(cublasSetStream(blas_, stream()), "cublasSetStream");
-        check(cusolverDnCreate(&solver_), "cusolverDnCreate");
-        check(cusolverDnSetStream(solver_, stream()), "cusolverDnSetStream");
-        check(cusolverDnCreateSyevjInfo(&jacobi_), "cusolverDnCreateSyevjInfo");
+        expects_success(cublasCreate(&blas_), "cublasCreate");
+        expects_success(cublasSetStream(blas_, stream()), "cublasSetStream");
+        expects_success(cusolverDnCreate(&solver_), "cusolverDnCreate");
+        expects_success(cusolverDnSetStream(solver_, stream()), "cusolverDnSetStream");
+        expects_success(cusolverDnCreateSyevjInfo(&jacobi_), "cusolverDnCreateSyevjInfo");
         int size = 0;
-        check(cusolverDnSsyevjBatched_bufferSize(solver_, CUSOLVER_EIG_MODE_VECTOR, CUBLAS_FILL_MODE_LOWER, dim,
-                  gram_.data(), dim, energy_.data(), &size, jacobi_, 2 * heads),
+        expects_success(cusolverDnSsyevjBatched_bufferSize(solver_, CUSOLVER_EIG_MODE_VECTOR, CUBLAS_FILL_MODE_LOWER,
+                            dim, gram_.data(), dim, energy_.data(), &size, jacobi_, 2 * heads),
             "cusolverDnSsyevjBatched_bufferSize");
         room_ = device_array<float>{size};
     }
@@ -73,7 +73,8 @@ public:
             if (ratios[r].projected()) { project(r); }
             else
             {
-                check(cudaMemset2DAsync(loss_of(r), row_bytes(ratios.size()), 0, row_bytes(1), heads, stream()),
+                expects_success(
+                    cudaMemset2DAsync(loss_of(r), row_bytes(ratios.size()), 0, row_bytes(1), heads, stream()),
                     "cudaMemset2DAsync");
             }
         }
@@ -112,9 +113,10 @@ private:
         constexpr cudaDataType_t type = sizeof(C) == sizeof(float) ? CUDA_R_32F : CUDA_R_16BF;
         float const nothing           = 0.0F;
         auto const narrow             = [](index_t x) { return static_cast<int>(x); };
-        check(cublasGemmStridedBatchedEx(blas_, a.operation, b.operation, narrow(m), narrow(n), narrow(k), &factor,
-                  a.data, CUDA_R_16BF, narrow(a.leading), a.stride, b.data, CUDA_R_16BF, narrow(b.leading), b.stride,
-                  &nothing, c, type, narrow(leading), stride, heads, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+        expects_success(
+            cublasGemmStridedBatchedEx(blas_, a.operation, b.operation, narrow(m), narrow(n), narrow(k), &factor,
+                a.data, CUDA_R_16BF, narrow(a.leading), a.stride, b.data, CUDA_R_16BF, narrow(b.leading), b.stride,
+                &nothing, c, type, narrow(leading), stride, heads, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
             "cublasGemmStridedBatchedEx");
     }
 
@@ -126,8 +128,9 @@ private:
             multiply(dim, dim, tokens_, {x, CUBLAS_OP_N, dim, columns_ * dim}, {x, CUBLAS_OP_T, dim, columns_ * dim},
                 gram_.data() + which * heads * dim * dim, dim, dim * dim);
         }
-        check(cusolverDnSsyevjBatched(solver_, CUSOLVER_EIG_MODE_VECTOR, CUBLAS_FILL_MODE_LOWER, dim, gram_.data(), dim,
-                  energy_.data(), room_.data(), static_cast<int>(room_.size()), info_.data(), jacobi_, 2 * heads),
+        expects_success(
+            cusolverDnSsyevjBatched(solver_, CUSOLVER_EIG_MODE_VECTOR, CUBLAS_FILL_MODE_LOWER, dim, gram_.data(), dim,
+                energy_.data(), room_.data(), static_cast<int>(room_.size()), info_.data(), jacobi_, 2 * heads),
             "cusolverDnSsyevjBatched");
         launch(kernels::narrow_all{gram_.data(), basis_.data(), gram_.size()},
             gram_.size() / kernels::narrow_all::threads);
@@ -171,8 +174,8 @@ private:
             if (which == 1) { break; }
             auto const row    = static_cast<std::size_t>(columns_ * dim) * sizeof(element);
             auto const before = tokens_ * dim; // the window's keys stay as they are
-            check(cudaMemcpy2DAsync(restored_.data() + before, row, x + before, row,
-                      std::size_t{window * dim} * sizeof(element), heads, cudaMemcpyDeviceToDevice, stream()),
+            expects_success(cudaMemcpy2DAsync(restored_.data() + before, row, x + before, row,
+                                std::size_t{window * dim} * sizeof(element), heads, cudaMemcpyDeviceToDevice, stream()),
                 "cudaMemcpy2DAsync");
             probabilities(restored_.data(), other_);
         }

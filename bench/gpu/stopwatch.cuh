@@ -98,7 +98,7 @@ public:
 
     stopwatch()
     {
-        for (cudaEvent_t& event : events_) { check(cudaEventCreate(&event), "cudaEventCreate"); }
+        for (cudaEvent_t& event : events_) { expects_success(cudaEventCreate(&event), "cudaEventCreate"); }
         for (auto const* buffer : {&from_, &to_})
         {
             launch(kernels::fill_noise{buffer->data()}, buffer->size() / kernels::fill_noise::threads);
@@ -138,8 +138,8 @@ public:
     {
         return recorded(1, [&](gpu::backend const& on, index_t) {
             if (on.scratch->counting()) { return; }
-            check(cudaMemcpyAsync(
-                      to_.data(), from_.data(), static_cast<std::size_t>(size()), cudaMemcpyDeviceToDevice, on.stream),
+            expects_success(cudaMemcpyAsync(to_.data(), from_.data(), static_cast<std::size_t>(size()),
+                                cudaMemcpyDeviceToDevice, on.stream),
                 "cudaMemcpyAsync");
         });
     }
@@ -166,12 +166,12 @@ private:
     [[nodiscard]] double once(work const& of) const
     {
         read_from(from_);
-        check(cudaEventRecord(events_[0], stream()), "cudaEventRecord");
+        expects_success(cudaEventRecord(events_[0], stream()), "cudaEventRecord");
         of.enqueue();
-        check(cudaEventRecord(events_[1], stream()), "cudaEventRecord");
-        check(cudaEventSynchronize(events_[1]), "cudaEventSynchronize");
+        expects_success(cudaEventRecord(events_[1], stream()), "cudaEventRecord");
+        expects_success(cudaEventSynchronize(events_[1]), "cudaEventSynchronize");
         float milliseconds = 0.0F;
-        check(cudaEventElapsedTime(&milliseconds, events_[0], events_[1]), "cudaEventElapsedTime");
+        expects_success(cudaEventElapsedTime(&milliseconds, events_[0], events_[1]), "cudaEventElapsedTime");
         return 1e3 * static_cast<double>(milliseconds) / static_cast<double>(of.calls);
     }
 

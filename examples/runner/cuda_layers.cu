@@ -21,7 +21,10 @@ namespace
 class device_place
 {
 public:
-    device_place() { mdkv::gpu::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "--backend cuda"); }
+    device_place()
+    {
+        mdkv::gpu::expects_success(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "--backend cuda");
+    }
     ~device_place() { static_cast<void>(cudaStreamDestroy(stream_)); }
     device_place(device_place const&)            = delete;
     device_place& operator=(device_place const&) = delete;

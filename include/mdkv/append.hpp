@@ -157,7 +157,7 @@ struct count_tail
 template <backend B, element T, element U>
 void append(B const& on, in_view<U, 3, B> keys, in_view<U, 3, B> values, cache_view<T, B::memory_space> const& cache)
 {
-    detail::check arguments{on, "append"};
+    detail::checks arguments{on, "append"};
     bool const dry  = detail::dry_run(on);
     index_t const n = keys.extent(1);
     expects(dry || cache.appended != nullptr, "append: cache has no directory");

@@ -72,7 +72,7 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
             expects(dry || heads == 0 || n <= 1 || n <= *cache.appended, name.text, ": queries [H*G, n, D] are of ", n,
                 " tokens, but ", dry || heads == 0 ? 0 : *cache.appended, " were appended");
         }
-        check{on, name.text}
+        checks{on, name.text}
             .rows("queries", queries, {rows, all, dim}, "H*G,n,D")
             .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
             .bytes("cache.tail", cache.tail, heads * cache.tail_head_bytes(), false)

@@ -83,7 +83,7 @@ template <backend B, element U>
 void merge_attention(B const& on, in_view<U, 2, B> output_a, in_view<float, 1, B> lse_a, in_view<U, 2, B> output_b,
     in_view<float, 1, B> lse_b, out_view<U, 2, B> output, out_view<float, 1, B> lse)
 {
-    detail::check arguments{on, "merge_attention"};
+    detail::checks arguments{on, "merge_attention"};
     index_t const rows = output_a.extent(0);
     index_t const dim  = output_a.extent(1);
     // In place, an input is also an output, whose check covers it.

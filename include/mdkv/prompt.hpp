@@ -185,7 +185,7 @@ public:
         index_t const n = losses.extent(2);
         expects(work_.settings.replayed.has_value(), stage, ": preset \"", work_.settings.name, "\" does not replay");
         expects(n <= work_.losses.extent(3), stage, ": losses are of ", n, " tokens, above ", work_.losses.extent(3));
-        detail::check{on, stage}.in("losses", losses, {work_.shape.heads, work_.rung_count(), n}, "H,R,n");
+        detail::checks{on, stage}.in("losses", losses, {work_.shape.heads, work_.rung_count(), n}, "H,R,n");
         expects_same(on, stage);
         work_.take_losses(on, layer, losses);
         if (advances(on)) { work_.progress.of(layer) = n; }
@@ -291,7 +291,7 @@ public:
     {
         constexpr char const* stage = "prompt::allocate";
         work_.progress.expects_all_finished(stage, work_.shape.layers);
-        detail::check{on, stage}.in("quotas", quotas, {work_.shape.layers, work_.shape.heads}, "L,H");
+        detail::checks{on, stage}.in("quotas", quotas, {work_.shape.layers, work_.shape.heads}, "L,H");
         expects_same(on, stage);
         layer_shape const one = work_.layer(tokens_);
         decltype(work_.choice) next{};
@@ -382,7 +382,7 @@ private:
     {
         index_t const query_heads = checked_multiply(work_.shape.heads, work_.shape.group);
         index_t const count       = rows.queries.extent(1);
-        detail::check rest{on, stage};
+        detail::checks rest{on, stage};
         rest.rows("keys", rows.keys, {work_.shape.heads, tokens, work_.shape.dims.keys}, "H,N,D")
             .rows("values", rows.values, {work_.shape.heads, tokens, work_.shape.dims.values}, "H,N,Dv")
             .rows("queries", rows.queries, {query_heads, count, work_.shape.dims.keys}, "H*G,Q,D");

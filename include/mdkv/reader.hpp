@@ -134,7 +134,7 @@ public:
         detail::prompt_progress::expects_layer(stage, layer, shape.layers);
         index_t const count = rows.keys.extent(1);
         index_t const heads = checked_multiply(shape.heads, shape.group);
-        detail::check{on, stage}
+        detail::checks{on, stage}
             .rows("keys", rows.keys, {shape.heads, count, shape.dims.keys}, "H,N,D")
             .rows("values", rows.values, {shape.heads, count, shape.dims.values}, "H,N,Dv")
             .rows("queries", rows.queries, {heads, count, shape.dims.keys}, "H*G,N,D")

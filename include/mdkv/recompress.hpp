@@ -247,7 +247,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     detail::expects_not_negative("recompress", "early_weight", options.early_weight);
     expects(options.question >= 0, "recompress: question is ", options.question, "; it must not be negative");
 
-    detail::check c{on, "recompress"};
+    detail::checks c{on, "recompress"};
     c.rows("queries", queries, {{rows, queries.extent(1), layout.dims.keys}}, "H*G,Q,D");
     c.bytes("cache.arena", stored.arena, stored.arena_bytes, in_place);
     c.bytes("cache.tail", stored.tail, heads * stored.tail_head_bytes(), in_place);

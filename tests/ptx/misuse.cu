@@ -40,13 +40,14 @@ template <class Body>
 std::vector<std::string> faults_of(int blocks = 1)
 {
     arguments a{};
-    mdkv::gpu::check(cudaMalloc(reinterpret_cast<void**>(&a.memory), words * sizeof(unsigned)), "cudaMalloc");
-    mdkv::gpu::check(cudaMalloc(reinterpret_cast<void**>(&a.zeros), words * sizeof(unsigned)), "cudaMalloc");
+    mdkv::gpu::expects_success(cudaMalloc(reinterpret_cast<void**>(&a.memory), words * sizeof(unsigned)), "cudaMalloc");
+    mdkv::gpu::expects_success(cudaMalloc(reinterpret_cast<void**>(&a.zeros), words * sizeof(unsigned)), "cudaMalloc");
     std::vector<unsigned> const zeros(words);
-    mdkv::gpu::check(cudaMemcpy(a.zeros, zeros.data(), words * sizeof(unsigned), cudaMemcpyHostToDevice), "cudaMemcpy");
+    mdkv::gpu::expects_success(
+        cudaMemcpy(a.zeros, zeros.data(), words * sizeof(unsigned), cudaMemcpyHostToDevice), "cudaMemcpy");
     static_cast<void>(ptx::take_reports());
     void* given[] = {&a};
-    mdkv::gpu::check(
+    mdkv::gpu::expects_success(
         cudaLaunchKernel(entry<Body>, dim3(static_cast<unsigned>(blocks)), dim3(threads), given, 1024, nullptr),
         "misuse");
     auto const kinds = ptx::take_reports();

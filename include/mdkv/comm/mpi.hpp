@@ -24,13 +24,13 @@ struct mpi_communicator
     [[nodiscard]] int rank() const
     {
         int number = 0;
-        check(MPI_Comm_rank(comm, &number));
+        expects_success(MPI_Comm_rank(comm, &number));
         return number;
     }
     [[nodiscard]] int size() const
     {
         int number = 0;
-        check(MPI_Comm_size(comm, &number));
+        expects_success(MPI_Comm_size(comm, &number));
         return number;
     }
     /// \throws error   MPI has returned one
@@ -39,7 +39,10 @@ struct mpi_communicator
     void least(std::uint64_t* numbers, index_t n) const { reduce(numbers, n, MPI_UINT64_T, MPI_MIN); }
 
 private:
-    static void check(int code) { expects<error>(code == MPI_SUCCESS, "mpi_communicator: MPI returned error ", code); }
+    static void expects_success(int code)
+    {
+        expects<error>(code == MPI_SUCCESS, "mpi_communicator: MPI returned error ", code);
+    }
 
     template <class V>
     void reduce(V* numbers, index_t n, MPI_Datatype type, MPI_Op op) const
@@ -48,7 +51,7 @@ private:
         for (; n > 0; n -= most, numbers += most)
         {
             int const count = static_cast<int>(n < most ? n : most);
-            check(MPI_Allreduce(MPI_IN_PLACE, numbers, count, type, op, comm));
+            expects_success(MPI_Allreduce(MPI_IN_PLACE, numbers, count, type, op, comm));
         }
     }
 };

@@ -28,13 +28,13 @@ struct nccl_communicator
     [[nodiscard]] int rank() const
     {
         int number = 0;
-        check(ncclCommUserRank(comm, &number));
+        expects_success(ncclCommUserRank(comm, &number));
         return number;
     }
     [[nodiscard]] int size() const
     {
         int number = 0;
-        check(ncclCommCount(comm, &number));
+        expects_success(ncclCommCount(comm, &number));
         return number;
     }
     /// \throws error   NCCL has returned one
@@ -51,13 +51,13 @@ struct nccl_communicator
     }
 
 private:
-    static void check(ncclResult_t code)
+    static void expects_success(ncclResult_t code)
     {
         expects<error>(code == ncclSuccess, "nccl_communicator: ", ncclGetErrorString(code));
     }
     void reduce(void* numbers, index_t n, ncclDataType_t type, ncclRedOp_t op) const
     {
-        check(ncclAllReduce(numbers, numbers, static_cast<std::size_t>(n), type, op, comm, stream));
+        expects_success(ncclAllReduce(numbers, numbers, static_cast<std::size_t>(n), type, op, comm, stream));
     }
 };
 static_assert(communicator<nccl_communicator>);

@@ -131,10 +131,10 @@ namespace detail
     std::uint32_t const sign      = (bits >> 16U) & 0x8000U;
     std::uint32_t const magnitude = bits & 0x7fffffffU;
     // Subnormal numbers have the unit of floats from 0.5 on; from 65520 on there is infinity.
-    std::uint32_t const small     = magnitude < 0x38800000U ? magnitude : 0;
-    std::uint32_t const subnormal = bits_of_float(float_of_bits(small) + 0.5F) - 0x3f000000U;
+    std::uint32_t const below     = magnitude < 0x38800000U ? magnitude : 0;
+    std::uint32_t const subnormal = bits_of_float(float_of_bits(below) + 0.5F) - 0x3f000000U;
     std::uint32_t const normal    = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13U) & 1U)) >> 13U;
-    std::uint32_t const finite    = small == magnitude ? subnormal : normal;
+    std::uint32_t const finite    = below == magnitude ? subnormal : normal;
     std::uint32_t const number    = sign | (magnitude < 0x477ff000U ? finite : 0x7c00U);
     return static_cast<std::uint16_t>(magnitude > 0x7f800000U ? 0x7fffU : number);
 }

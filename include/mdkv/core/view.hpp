@@ -73,8 +73,8 @@ public:
         requires(sizeof...(Indices) == Rank)
     [[nodiscard]] MDKV_HD constexpr index_t offset(Indices... indices) const noexcept
     {
-        return [&]<std::size_t... I>(std::index_sequence<I...>) {
-            return ((static_cast<index_t>(indices) * (I + 1 == Rank ? index_t{1} : strides_[I])) + ... + index_t{0});
+        return [&]<std::size_t... D>(std::index_sequence<D...>) {
+            return ((static_cast<index_t>(indices) * (D + 1 == Rank ? index_t{1} : strides_[D])) + ... + index_t{0});
         }(std::make_index_sequence<Rank>{});
     }
 

@@ -204,7 +204,7 @@ inline void narrow_to(half* p, floats v) noexcept
     return a < b ? a : b;
 #endif
 }
-[[nodiscard]] inline floats abs(floats a) noexcept
+[[nodiscard]] inline floats magnitude(floats a) noexcept
 {
     return bits_as<floats>(bits_as<ints>(a) & 0x7fffffff);
 }

@@ -43,23 +43,23 @@ public:
         return {V{}, x};
     }
 
-    template <std::integral I>
-    MDKV_HD static constexpr void add(I* counter, I n) noexcept
+    template <std::integral Integer>
+    MDKV_HD static constexpr void add(Integer* counter, Integer n) noexcept
     {
-        *counter = static_cast<I>(*counter + n);
+        *counter = static_cast<Integer>(*counter + n);
     }
-    template <std::integral I>
-    MDKV_HD static void add_across(I* counter, I n) noexcept
+    template <std::integral Integer>
+    MDKV_HD static void add_across(Integer* counter, Integer n) noexcept
     {
 #if !defined(__CUDA_ARCH__)
         __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
 #endif
     }
-    template <std::integral I>
-    MDKV_HD static void min_across(I* least, I n) noexcept
+    template <std::integral Integer>
+    MDKV_HD static void min_across(Integer* least, Integer n) noexcept
     {
 #if !defined(__CUDA_ARCH__)
-        I seen = __atomic_load_n(least, __ATOMIC_RELAXED);
+        Integer seen = __atomic_load_n(least, __ATOMIC_RELAXED);
         while (n < seen && !__atomic_compare_exchange_n(least, &seen, n, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
 #endif
     }

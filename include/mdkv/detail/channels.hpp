@@ -152,10 +152,10 @@ struct fit_value_means
             floats const about     = sampled_mean(t, count, n, row);
             auto const distance    = [&](floats const& x) { return x < about ? about - x : x - about; };
             floats const most      = 4.0F * sampled_mean(t, count, n, row, distance);
-            auto const near        = [&](floats const& x) { return distance(x) <= most ? x - about : floats{}; };
+            auto const inlier      = [&](floats const& x) { return distance(x) <= most ? x - about : floats{}; };
             auto const counts      = [&](floats const& x) { return distance(x) <= most ? floats{} + 1.0F : floats{}; };
             floats const share     = sampled_mean(t, count, n, row, counts);
-            floats const deviation = sampled_mean(t, count, n, row, near) / (share > 0.0F ? share : floats{} + 1.0F);
+            floats const deviation = sampled_mean(t, count, n, row, inlier) / (share > 0.0F ? share : floats{} + 1.0F);
             float by_lane[std::size_t{lanes}];
             store_lanes(by_lane, about + deviation);
             for (int l = 0; l < n; ++l) { means(h, d + l) = by_lane[l]; }

@@ -34,13 +34,13 @@ MDKV_OUTLINE constexpr void expects_not_negative(char const* stage, char const* 
         "; it must be finite and not negative");
 }
 
-/// All arguments of one call. Each is checked as it is named: its extents, that there is memory behind it, its alignment,
+/// The checks of all arguments of one call. Each is checked as it is named: its extents, that there is memory behind it, its alignment,
 /// that it lies apart from the workspace and that no output shares memory with any other argument.
-class check
+class checks
 {
 public:
     template <backend B>
-    check(B const& on, char const* stage)
+    checks(B const& on, char const* stage)
         : stage_{stage}
         , dry_{dry_run(on)}
         , host_{B::memory_space == space::host}
@@ -54,14 +54,14 @@ public:
 
     /// An input of numbers, aligned as its type is. `letters` names the extents in messages, e.g. "H,R,N".
     template <class T, std::size_t Rank, space S>
-    check& in(char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
+    checks& in(char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
     {
         return strided(of(name, given, wanted, letters), alignof(T), false);
     }
 
     /// An input that may be missing, in a std::optional.
     template <template <class> class Optional, class T, std::size_t Rank, space S>
-    check& in(char const* name, Optional<view<T, Rank, S>> const& given, array<index_t, Rank> const& wanted,
+    checks& in(char const* name, Optional<view<T, Rank, S>> const& given, array<index_t, Rank> const& wanted,
         char const* letters)
     {
         return given ? in(name, *given, wanted, letters) : *this;
@@ -69,20 +69,20 @@ public:
 
     /// Keys, values or queries, which may lie at any address of the host.
     template <class T, std::size_t Rank, space S>
-    check& rows(
+    checks& rows(
         char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
     {
         return strided(of(name, given, wanted, letters), host_ ? 1 : alignof(T), false);
     }
 
     template <class T, std::size_t Rank, space S>
-    check& out(char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
+    checks& out(char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
     {
         return strided(of(name, given, wanted, letters), alignof(T), true);
     }
 
     /// Memory that is no view of its own: a cache's arena, tail or directory.
-    MDKV_OUTLINE check& bytes(char const* name, void const* data, index_t size, bool output)
+    MDKV_OUTLINE checks& bytes(char const* name, void const* data, index_t size, bool output)
     {
         expects(dry_ || size == 0 || data != nullptr, stage_, ": ", name, " is null but not empty");
         range const one{data, data == nullptr ? 0 : size, name, output};
@@ -135,7 +135,7 @@ private:
             index_t{sizeof(T)}};
     }
 
-    MDKV_OUTLINE check& strided(tensor const& x, std::uintptr_t alignment, bool output)
+    MDKV_OUTLINE checks& strided(tensor const& x, std::uintptr_t alignment, bool output)
     {
         bool empty = false;
         for (std::size_t i = 0; i < x.rank; ++i)

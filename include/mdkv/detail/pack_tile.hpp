@@ -82,9 +82,9 @@ private:
         if (carried.empty() || ref.r == walk.cache.layout.rungs) { return false; }
         index_t const begin = first(ref.h, static_cast<index_t>(ref.r)) + ref.first;
         int tokens          = 0;
-        index_t const slots =
+        index_t const stored =
             slots_of_head(walk.cache, ref.h, ref.r).tokens - ref.first; // the tile's others are stand-ins
-        while (tokens < ref.count && tokens < slots && carried(ref.h, positions(ref.h, begin + tokens)) != 0)
+        while (tokens < ref.count && tokens < stored && carried(ref.h, positions(ref.h, begin + tokens)) != 0)
         {
             ++tokens;
         }
@@ -122,9 +122,9 @@ private:
     [[nodiscard]] MDKV_HD T const* row_of(tile_ref const& ref, index_t i) const
     {
         cache_layout const& layout = walk.cache.layout;
-        index_t const slots        = slots_of_head(walk.cache, ref.h, ref.r).tokens;
-        index_t const window       = ref.r == layout.rungs ? slots - layout.window : slots;
-        if (i >= slots) { return (ref.rows.by_token ? stand_in_values : stand_in_keys).row(ref.h, i - slots); }
+        index_t const stored       = slots_of_head(walk.cache, ref.h, ref.r).tokens;
+        index_t const window       = ref.r == layout.rungs ? stored - layout.window : stored;
+        if (i >= stored) { return (ref.rows.by_token ? stand_in_values : stand_in_keys).row(ref.h, i - stored); }
         if (i >= window) { return (ref.rows.by_token ? window_values : window_keys).row(ref.h, i - window); }
         auto const r = static_cast<index_t>(ref.r == layout.rungs ? layout.full_rung : ref.r);
         return (ref.rows.by_token ? values : keys).row(ref.h, positions(ref.h, first(ref.h, r) + i));

@@ -139,21 +139,21 @@ struct pool_fading
             index_t const offset    = leftwards ? n - 1 - begin : begin;
             float const* const from = x + offset;
             float* const out        = to + offset;
-            float near[std::size_t{block + some}]; // begins with a block that is read, but not used
-            float far[std::size_t{block + some}];
+            float within[std::size_t{block + some}]; // begins with a block that is read, but not used
+            float beyond[std::size_t{block + some}];
             int const end = Team::lanes == 1 ? some : count; // registers of a GPU are indexed by constants
-            for (int l = 0; l < block; ++l) { near[l] = far[l] = 0.0F; }
-            for (int l = 0; l < some; ++l) { near[block + l] = none; }
+            for (int l = 0; l < block; ++l) { within[l] = beyond[l] = 0.0F; }
+            for (int l = 0; l < some; ++l) { within[block + l] = none; }
             for (int l = 0; l < end; ++l)
             {
-                if (Team::lanes > 1 || l < count) { near[block + l] = from[leftwards ? -l : l]; }
+                if (Team::lanes > 1 || l < count) { within[block + l] = from[leftwards ? -l : l]; }
             }
-            fade<some>(near, far, 1, steps[0]);
-            fade<some>(far, near, 2, steps[1]);
-            fade<some>(near, far, 4, steps[2]);
-            fade<some>(far, near, 8, steps[3]);
+            fade<some>(within, beyond, 1, steps[0]);
+            fade<some>(beyond, within, 2, steps[1]);
+            fade<some>(within, beyond, 4, steps[2]);
+            fade<some>(beyond, within, 8, steps[3]);
             t.sync(); // the last borders may still be read
-            for (int b = 0; b < blocks; ++b) { borders[b] = near[block * (b + 2) - 1]; }
+            for (int b = 0; b < blocks; ++b) { borders[b] = within[block * (b + 2) - 1]; }
             t.sync();
             index_t const left = (n - first + block - 1) / block;
             carry(t, border, left < t.size() * blocks ? static_cast<int>(left) : static_cast<int>(t.size() * blocks),
@@ -161,14 +161,14 @@ struct pool_fading
             t.sync();
             for (int b = 0; b < blocks; ++b)
             {
-                for (int l = 0; l < block; ++l) { far[b * block + l] = past[l] * borders[b]; }
+                for (int l = 0; l < block; ++l) { beyond[b * block + l] = past[l] * borders[b]; }
             }
-            for (int l = 0; l < some; ++l) { far[l] = larger_or_nan(near[block + l], far[l]); }
+            for (int l = 0; l < some; ++l) { beyond[l] = larger_or_nan(within[block + l], beyond[l]); }
             for (int l = 0; l < end; ++l)
             {
                 if (Team::lanes == 1 && l >= count) { continue; }
-                if (leftwards) { out[-l] = larger_or_nan(out[-l], far[l]); }
-                else { out[l] = far[l]; }
+                if (leftwards) { out[-l] = larger_or_nan(out[-l], beyond[l]); }
+                else { out[l] = beyond[l]; }
             }
         }
     }
@@ -219,12 +219,12 @@ struct pool_fading
 
     /// One doubling: a token joins the losses that the token `step` before it has joined, if both are in the same block.
     template <int Some>
-    MDKV_OUTLINE MDKV_HD static void fade(float const* near, float* next, int step, float factor) noexcept
+    MDKV_OUTLINE MDKV_HD static void fade(float const* within, float* next, int step, float factor) noexcept
     {
         for (int l = block; l < block + Some; ++l)
         {
-            float const joined = larger_or_nan(near[l], near[l - step] * factor);
-            next[l]            = (l & (block - step)) != 0 ? joined : near[l]; // l % block >= step
+            float const joined = larger_or_nan(within[l], within[l - step] * factor);
+            next[l]            = (l & (block - step)) != 0 ? joined : within[l]; // l % block >= step
         }
     }
 };

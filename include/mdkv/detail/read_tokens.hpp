@@ -58,24 +58,24 @@ struct stored_channels
     static constexpr char const* name = "recompress_channels";
     static constexpr int threads      = 128;
 
-    stored_slots<T, B::memory_space> slots;
+    stored_slots<T, B::memory_space> by_slot;
     fit_key_channels<T, U, B> fitted;
     fit_value_means<T, B> of_values;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        bool const stored   = has_channels(slots.cache.layout, slots.cache, h);
-        index_t const count = stored ? 0 : slots.tokens(h);
+        bool const stored   = has_channels(by_slot.cache.layout, by_slot.cache, h);
+        index_t const count = stored ? 0 : by_slot.tokens(h);
         auto const token    = [](index_t i) { return i; };
         fitted.fit(t, h, count, token);
         of_values.fit(t, h, count, token);
         if (!stored) { return; }
         t.sync();
-        auto const [dim, value_dim] = slots.layout.dims;
+        auto const [dim, value_dim] = by_slot.layout.dims;
         for (index_t i = t.rank(); i < 2 * dim + value_dim; i += t.size())
         {
-            float const x = matrix_at<T>(slots.cache.arena, slots.cache.heads[h].channels, i);
+            float const x = matrix_at<T>(by_slot.cache.arena, by_slot.cache.heads[h].channels, i);
             (i < 2 * dim ? fitted.channels(h, i / dim, i % dim) : of_values.means(h, i - 2 * dim)) = x;
         }
     }
@@ -96,7 +96,7 @@ struct read_tokens
     static constexpr int at_once = walk_of_tiles::at_once;
 
     walk_of_tiles walk;
-    stored_slots<T, S> slots;
+    stored_slots<T, S> by_slot;
     view<T, 3, S> keys;          // [H, M, D]
     view<T, 3, S> values;        // [H, M, Dv]
     view<T, 3, S> window_keys;   // [H, W, D]
@@ -119,7 +119,7 @@ private:
     MDKV_HD void pad(Team const& t, index_t h) const
     {
         index_t const behind = walk.stand_ins ? walk.cache.heads[h].stand_ins : 0;
-        for (index_t slot = slots.tokens(h) + behind; slot < slots.most; ++slot)
+        for (index_t slot = by_slot.tokens(h) + behind; slot < by_slot.most; ++slot)
         {
             for (index_t d = t.rank(); d < keys.extent(2); d += t.size()) { keys(h, slot, d) = narrow<T>(0.0F); }
             for (index_t d = t.rank(); d < values.extent(2); d += t.size()) { values(h, slot, d) = narrow<T>(0.0F); }
@@ -130,9 +130,9 @@ private:
     [[nodiscard]] MDKV_HD T* row_of(tile_ref const& ref, int i) const
     {
         index_t const beyond = ref.first + i - slots_of_head(walk.cache, ref.h, ref.r).tokens; // number of a stand-in
-        index_t const slot   = beyond < 0 ? ref.slot + i : slots.tokens(ref.h) + beyond;
+        index_t const slot   = beyond < 0 ? ref.slot + i : by_slot.tokens(ref.h) + beyond;
         if (beyond >= 0) { return (ref.rows.by_token ? values : keys).row(ref.h, slot); }
-        index_t const window = slot - slots.tokens(ref.h); // index in the window
+        index_t const window = slot - by_slot.tokens(ref.h); // index in the window
         if (window < 0) { return (ref.rows.by_token ? values : keys).row(ref.h, slot); }
         return (ref.rows.by_token ? window_values : window_keys).row(ref.h, window);
     }

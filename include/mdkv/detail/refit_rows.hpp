@@ -84,7 +84,7 @@ struct attend_rows
     in_view<float, 3, B> queries;  // [H, R, D]  from scale_rows
     in_view<index_t, 1, B> counts; // [H]  keys of each head; or empty: all
     refit_rows shape;
-    bool near;                     // a row sees its block up to itself, and no other tokens
+    bool beside;                   // a row sees its block up to itself, and no other tokens
     out_view<float, 3, B> outputs; // [H, R, Dv]  zeros if a row sees no key
     out_view<float, 2, B> lse;     // [H, R]
 
@@ -124,9 +124,9 @@ struct attend_rows
         }
         for (int i = member(t); i < rows * out; i += members(t)) { outputs(h, first + i / out, i % out) = 0; }
         for (int i = member(t); i < dim * block; i += members(t)) { mine.columns[i] = 0; }
-        index_t begin = near ? keys.extent(1) : 0;
-        index_t end   = near ? 0 : counts.empty() ? keys.extent(1) : counts(h);
-        for (int r = 0; near && r < rows; ++r)
+        index_t begin = beside ? keys.extent(1) : 0;
+        index_t end   = beside ? 0 : counts.empty() ? keys.extent(1) : counts(h);
+        for (int r = 0; beside && r < rows; ++r)
         {
             auto const [from, to] = seen(h, first + r);
             begin                 = from < begin ? from : begin;
@@ -157,7 +157,7 @@ private:
     };
     [[nodiscard]] MDKV_HD range seen(index_t h, index_t r) const
     {
-        if (!near) { return {0, counts.empty() ? keys.extent(1) : counts(h)}; }
+        if (!beside) { return {0, counts.empty() ? keys.extent(1) : counts(h)}; }
         return {shape.first(r / shape.of_block()), shape.token(r) + 1};
     }
 
@@ -274,11 +274,11 @@ struct miss_rows
 {
     static constexpr char const* name = "refit_miss";
 
-    in_view<float, 3, B> whole, packed, near;             // [H, R, Dv]
-    in_view<float, 2, B> whole_lse, packed_lse, near_lse; // [H, R]
-    out_view<float, 4, B> missing;                        // [H, Dv / 16, R, 16]
-    out_view<float, 2, B> lse;                            // [H, R]
-    out_view<float, 2, B> shares_of;                      // [H, R]  of the packed cache in a row's softmax
+    in_view<float, 3, B> whole, packed, beside;             // [H, R, Dv]
+    in_view<float, 2, B> whole_lse, packed_lse, beside_lse; // [H, R]
+    out_view<float, 4, B> missing;                          // [H, Dv / 16, R, 16]
+    out_view<float, 2, B> lse;                              // [H, R]
+    out_view<float, 2, B> shares_of;                        // [H, R]  of the packed cache in a row's softmax
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
@@ -286,15 +286,15 @@ struct miss_rows
         index_t const out = whole.extent(2);
         for (index_t r = t.rank(); r < whole.extent(1); r += t.size())
         {
-            auto const all  = merge(whole_lse(h, r), near_lse(h, r));
-            auto const kept = merge(packed_lse(h, r), near_lse(h, r));
+            auto const all  = merge(whole_lse(h, r), beside_lse(h, r));
+            auto const kept = merge(packed_lse(h, r), beside_lse(h, r));
             lse(h, r)       = kept.total;
             shares_of(h, r) = kept.first;
             for (index_t d = 0; d < out; ++d)
             {
                 missing(h, d / tile_tokens, r, d % tile_tokens) = all.first * whole(h, r, d)
                                                                   - kept.first * packed(h, r, d)
-                                                                  + (all.second - kept.second) * near(h, r, d);
+                                                                  + (all.second - kept.second) * beside(h, r, d);
             }
         }
     }

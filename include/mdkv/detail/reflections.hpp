@@ -72,10 +72,10 @@ public:
             assign(t, row, i - 1, [&](index_t k) { return u[k]; });
             if (t.rank() == 0)
             {
-                double const far = pivot < 0 ? -size : size;
-                diagonal[i]      = static_cast<double>(corner);
-                beside[i - 1]    = reflect ? -far : pivot;
-                u[i - 1] = row[i - 1] = static_cast<float>((pivot + far) * by);
+                double const signed_size = pivot < 0 ? -size : size;
+                diagonal[i]              = static_cast<double>(corner);
+                beside[i - 1]            = reflect ? -signed_size : pivot;
+                u[i - 1] = row[i - 1] = static_cast<float>((pivot + signed_size) * by);
             }
             t.sync();
             reflect_and_multiply<true>(t, a, i, u_last, q_last, u, q);

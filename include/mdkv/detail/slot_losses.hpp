@@ -60,13 +60,13 @@ struct count_slots
     static constexpr char const* name = "reader_count_slots";
     static constexpr int threads      = 32;
 
-    stored_slots<T, B::memory_space> slots;
+    stored_slots<T, B::memory_space> by_slot;
     index_t* counts; // [H]
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        if (t.rank() == 0) { counts[h] = slots.tokens(h); }
+        if (t.rank() == 0) { counts[h] = by_slot.tokens(h); }
     }
 };
 
@@ -131,7 +131,7 @@ struct spread_losses
 
     static constexpr space S = B::memory_space;
 
-    stored_slots<T, S> slots;
+    stored_slots<T, S> by_slot;
     slot_losses<T, S> kept;
     chunk_losses<B> chunk;
     layer_unit unit;
@@ -144,12 +144,12 @@ struct spread_losses
         double const factor  = unit.value();
         index_t const stored = kept.stored(h);
         index_t const rungs  = loss.extent(0);
-        slots.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
+        by_slot.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
             if (can.kept == max_rungs && can.reachable == 0) { return; } // padding
             for (index_t r = 0; r < rungs; ++r)
             {
                 index_t const own         = r < static_cast<index_t>(can.own) ? r : static_cast<index_t>(can.own);
-                bool const free           = own >= kept_losses(slots.layout);
+                bool const free           = own >= kept_losses(by_slot.layout);
                 bfloat16 const* const old = free ? nullptr : kept.row(h, own);
                 float* const to           = loss.data_handle() + r * loss.stride(0) + first(h);
                 for (index_t i = begin + t.rank(); i < end; i += t.size())

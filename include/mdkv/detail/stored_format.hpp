@@ -94,7 +94,7 @@ struct layer_record
     index_t arena, arena_bytes;
     index_t directory;
     index_t tail, tail_tokens;
-    index_t positions, slots;
+    index_t positions, slot_count;
     index_t heads, window, key_dim, value_dim;
     std::uint32_t rungs, full_rung;
     std::uint32_t scale;     ///< bits of a float
@@ -240,15 +240,15 @@ index_t expects_directory(cache_layout const& layout, head_entry const* heads, i
             return good && run == layout.stand_in_run ? n - given.stand_ins : n;
         };
         index_t const exact = good ? slots_of(layout.rungs, given.exact.tokens) : 0;
-        index_t slots       = exact + appended;
+        index_t slot_count  = exact + appended;
         array<index_t, max_rungs> tokens{};
         for (std::size_t r = 0; r < layout.rungs; ++r)
         {
             if (r == layout.full_rung) { tokens[r] = exact - layout.window; }
             else if (layout.own_run(r) && counted(given.runs[r].tokens))
             {
-                slots += tokens[r] = slots_of(r, given.runs[r].tokens);
-                good               = good && tokens[r] >= 0;
+                slot_count += tokens[r] = slots_of(r, given.runs[r].tokens);
+                good                    = good && tokens[r] >= 0;
             }
         }
         good = good && exact >= layout.window && (layout.full_rung < layout.rungs || exact == layout.window);
@@ -256,7 +256,7 @@ index_t expects_directory(cache_layout const& layout, head_entry const* heads, i
         if (good) { offset = lay_out_head<T>(layout, tokens, offset, right, given.stand_ins); }
         expects(good && right == given && offset <= arena_bytes, call, where, ": the directory's entry of head ", h,
             " is none that the layout gives inside of an arena of ", arena_bytes, " bytes");
-        most = slots > most ? slots : most;
+        most = slot_count > most ? slot_count : most;
     }
     expects<size_overflow>(
         most <= INT32_MAX, call, where, ": a head has ", most, " tokens; at most ", INT32_MAX, " can be stored");

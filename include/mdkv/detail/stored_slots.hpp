@@ -172,17 +172,17 @@ struct mask_losses
 {
     static constexpr char const* name = "recompress_mask_losses";
 
-    stored_slots<T, S> slots;
+    stored_slots<T, S> by_slot;
     view<float, 3, S> loss; // [H, R, M]
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        slots.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
+        by_slot.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
             for (index_t slot = begin + t.rank(); slot < end; slot += t.size())
             {
                 float const dropped = can.reaches(0) ? loss(h, 0, slot) : 0.0F;
-                for (std::size_t r = 0; r < slots.layout.rungs; ++r)
+                for (std::size_t r = 0; r < by_slot.layout.rungs; ++r)
                 {
                     float& x = loss(h, static_cast<index_t>(r), slot);
                     x        = r == can.kept ? 0.0F : can.reaches(r) ? x : dropped;
@@ -200,7 +200,7 @@ struct settle_rungs
 {
     static constexpr char const* name = "recompress_settle_rungs";
 
-    stored_slots<T, S> slots;
+    stored_slots<T, S> by_slot;
     view<std::uint8_t, 2, S> rung;    // [H, M]
     view<std::uint8_t, 2, S> carried; // [H, M]
     bool as_stored;
@@ -210,7 +210,7 @@ struct settle_rungs
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
         index_t stay = 0;
-        slots.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
+        by_slot.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
             for (index_t slot = begin + t.rank(); slot < end; slot += t.size())
             {
                 std::size_t const wanted = as_stored ? can.own : std::size_t{rung(h, slot)};
@@ -233,7 +233,7 @@ struct carry_over
     static constexpr char const* name = "recompress_carry_over";
     static constexpr int threads      = 64;
 
-    stored_slots<T, S> slots;
+    stored_slots<T, S> by_slot;
     cache_view<T, S> to;                      ///< new cache, packed
     view<std::int32_t const, 2, S> positions; // [H, M]    from list_slots
     view<index_t const, 2, S> first;          // [H, R+1]
@@ -243,10 +243,10 @@ struct carry_over
 
     [[nodiscard]] MDKV_HD index_t each() const
     {
-        index_t const most = slots.most + slots.layout.window + 1; // one item without any slot: there may be stand-ins
+        index_t const most = by_slot.most + by_slot.layout.window + 1; // one item without slots, for stand-ins
         return sources.extent(1) > most ? sources.extent(1) : most;
     }
-    [[nodiscard]] index_t items() const { return slots.layout.heads * each(); }
+    [[nodiscard]] index_t items() const { return by_slot.layout.heads * each(); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
@@ -255,7 +255,7 @@ struct carry_over
         index_t const slot = item % each();
         bool const anew    = dropped != nullptr && dropped[h] > 0;
         for (index_t i = slot; i < to.heads[h].stand_ins && !anew; i += each()) { copy_stand_in(t, h, i); }
-        cache_layout const& layout = slots.layout;
+        cache_layout const& layout = by_slot.layout;
         stored_token const target  = token_at(to, h, slot);
         std::size_t const r        = target.rung < layout.rungs ? target.rung : layout.full_rung;
         index_t source             = -1;
@@ -264,11 +264,11 @@ struct carry_over
             auto const i        = static_cast<index_t>(r);
             index_t const count = r < layout.rungs ? first(h, i + 1) - first(h, i) : 0;
             source              = target.index < count ? positions(h, first(h, i) + target.index)
-                                                       : slots.tokens(h) + target.index - count;
+                                                       : by_slot.tokens(h) + target.index - count;
         }
         if (t.rank() == 0 && slot < sources.extent(1)) { sources(h, slot) = static_cast<std::int32_t>(source); }
         if (target.rung >= layout.rungs || carried(h, source) == 0) { return; }
-        stored_token const token = token_at(slots.cache, h, source);
+        stored_token const token = token_at(by_slot.cache, h, source);
         copy_token<T>(t, token.run.keys, token.index, target.run.keys, target.index);
         copy_token<T>(t, token.run.values, token.index, target.run.values, target.index);
     }
@@ -277,8 +277,8 @@ private:
     template <team Team>
     MDKV_HD void copy_stand_in(Team const& t, index_t h, index_t i) const
     {
-        stored_run const from = run_of_head(slots.cache, h, slots.cache.layout.stand_in_run);
-        stored_run const run  = run_of_head(to, h, slots.layout.stand_in_run);
+        stored_run const from = run_of_head(by_slot.cache, h, by_slot.cache.layout.stand_in_run);
+        stored_run const run  = run_of_head(to, h, by_slot.layout.stand_in_run);
         index_t const count   = to.heads[h].stand_ins;
         copy_token<T>(t, from.keys, from.tokens - count + i, run.keys, run.tokens - count + i);
         copy_token<T>(t, from.values, from.tokens - count + i, run.values, run.tokens - count + i);

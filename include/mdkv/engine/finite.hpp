@@ -113,7 +113,7 @@ private:
 template <backend B, element T>
 void expects_finite(B const& on, char const* name, in_view<T, 3, B> rows, index_t layer = -1)
 {
-    detail::check{on, "expects_finite"}.rows(name, rows, rows.extents(), "H,N,D");
+    detail::checks{on, "expects_finite"}.rows(name, rows, rows.extents(), "H,N,D");
     index_t const count = rows.extent(1);
     index_t const all   = checked_multiply(rows.extent(0), count);
     index_t found       = all;

@@ -66,7 +66,7 @@ void gather_pages(B const& on, in_view<T, 4, B> pages, in_view<std::int32_t, 1, 
     index_t const heads  = to.extent(0);
     index_t const tokens = to.extent(1);
     index_t const dim    = to.extent(2);
-    detail::check{on, "gather_pages"}
+    detail::checks{on, "gather_pages"}
         .rows("pages", pages, {pages.extent(0), page_tokens, heads, dim}, "P,page_tokens,H,D")
         .in("table", table, {(tokens + page_tokens - 1) / page_tokens}, "pages of N")
         .out("to", to, {heads, tokens, dim}, "H,N,D");

@@ -30,7 +30,7 @@ template <backend B>
 void list_slots(B const& on, in_view<std::uint8_t, 2, B> rung, out_view<std::int32_t, 2, B> positions,
     out_view<index_t, 2, B> first)
 {
-    detail::check arguments{on, "list_slots"};
+    detail::checks arguments{on, "list_slots"};
     index_t const heads  = rung.extent(0);
     index_t const tokens = rung.extent(1);
     expects<size_overflow>(tokens <= INT32_MAX, "list_slots: N = ", tokens, " is beyond the limit of ", INT32_MAX);

@@ -153,9 +153,9 @@ public:
     [[nodiscard]] view<std::int32_t const, 2, space::host> positions(index_t i) const
     {
         detail::layer_record const record = record_of(i);
-        if (record.slots == 0) { return {}; }
-        return {reinterpret_cast<std::int32_t const*>(file_.data() + record.positions), {record.heads, record.slots},
-            {record.slots, 1}};
+        if (record.slot_count == 0) { return {}; }
+        return {reinterpret_cast<std::int32_t const*>(file_.data() + record.positions),
+            {record.heads, record.slot_count}, {record.slot_count, 1}};
     }
 
     /// Tokens from the first on that are those of the stored text, by the hash chain: all N of it, or a multiple of 256.

@@ -52,11 +52,11 @@ void unpack_rows(B const& on, cache_view<T, B::memory_space> const& cache, out_v
     auto const key_basis   = scratch_view<float>(on, frame, projected ? H : 0, D, D);
     auto const value_basis = scratch_view<float>(on, frame, projected ? H : 0, Dv, Dv);
     static_cast<void>(frame.ready());
-    stored_slots<T, S> slots{cache, cache.layout, rows};
-    slots.layout.window = 0; // all tokens are read alike
+    stored_slots<T, S> by_slot{cache, cache.layout, rows};
+    by_slot.layout.window = 0; // all tokens are read alike
     run(on, read_projections<T, S>{cache, key_basis, value_basis}, key_basis.extent(0));
     run(on, read_tokens<T, S>{{cache, as_input(key_basis), as_input(value_basis), most_runs(cache.layout), rows, true},
-                slots, keys, values, {}, {}});
+                by_slot, keys, values, {}, {}});
     run(on, count_rows<T, S>{cache, kept}, H);
 }
 
@@ -102,7 +102,7 @@ void unpack(B const& on, cache_view<T, B::memory_space> const& cache, out_view<s
     index_t const H    = cache.layout.heads;
     index_t const rows = keys.extent(1);
     auto const [D, Dv] = cache.layout.dims;
-    detail::check{on, "unpack"}
+    detail::checks{on, "unpack"}
         .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
         .bytes("cache.tail", cache.tail, H * cache.tail_head_bytes(), false)
         .out("keys", keys, {H, rows, D}, "H,S,D")

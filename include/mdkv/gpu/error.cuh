@@ -26,7 +26,7 @@ private:
 
 /// \throws cuda_error   for every code but success. The runtime keeps an error of its thread until it is read: it is
 ///                      read here, so that no later call that succeeds returns it
-inline void check(cudaError_t code, char const* what)
+inline void expects_success(cudaError_t code, char const* what)
 {
     if (code == cudaSuccess) { return; }
     static_cast<void>(cudaGetLastError());

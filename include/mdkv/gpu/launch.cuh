@@ -41,17 +41,17 @@ class device_of
 public:
     explicit device_of(cudaStream_t stream)
     {
-        check(cudaGetDevice(&before_), "device_of");
+        expects_success(cudaGetDevice(&before_), "device_of");
         number_ = before_;
 #if CUDART_VERSION >= 12080 // older ones cannot tell: the stream must be of the current device
         cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-        if (stream != nullptr) { check(cudaStreamIsCapturing(stream, &status), "device_of"); }
+        if (stream != nullptr) { expects_success(cudaStreamIsCapturing(stream, &status), "device_of"); }
         if (stream != nullptr && status == cudaStreamCaptureStatusNone)
         {
-            check(cudaStreamGetDevice(stream, &number_), "device_of");
+            expects_success(cudaStreamGetDevice(stream, &number_), "device_of");
         }
 #endif
-        if (number_ != before_) { check(cudaSetDevice(number_), "device_of"); }
+        if (number_ != before_) { expects_success(cudaSetDevice(number_), "device_of"); }
     }
     device_of(device_of const&)            = delete;
     device_of& operator=(device_of const&) = delete;
@@ -71,7 +71,7 @@ private:
 [[nodiscard]] inline int most_shared_memory(device_of const& device)
 {
     int bytes = 0;
-    check(
+    expects_success(
         cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.number()), "most_shared_memory");
     return bytes;
 }
@@ -96,9 +96,9 @@ int grant_shared_memory(device_of const& device)
     int most         = known ? __atomic_load_n(kept, __ATOMIC_RELAXED) : 0;
     if (most > 0) { return most; }
     cudaFuncAttributes compiled{};
-    check(cudaFuncGetAttributes(&compiled, kernels::entry<Kernel>), Kernel::name);
+    expects_success(cudaFuncGetAttributes(&compiled, kernels::entry<Kernel>), Kernel::name);
     most = most_shared_memory(device) - static_cast<int>(compiled.sharedSizeBytes);
-    check(
+    expects_success(
         cudaFuncSetAttribute(kernels::entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, most), Kernel::name);
     if (known) { __atomic_store_n(kept, most, __ATOMIC_RELAXED); }
     return most;
@@ -128,8 +128,8 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
     }
     // Not by <<<>>>: its error is the thread's last error, which may come from an earlier call.
     void* arguments[] = {const_cast<Kernel*>(&kernel)};
-    check(cudaLaunchKernel(kernels::entry<Kernel>, dim3(static_cast<unsigned>(blocks)), dim3(Kernel::threads),
-              arguments, static_cast<std::size_t>(shared), on.stream),
+    expects_success(cudaLaunchKernel(kernels::entry<Kernel>, dim3(static_cast<unsigned>(blocks)), dim3(Kernel::threads),
+                        arguments, static_cast<std::size_t>(shared), on.stream),
         Kernel::name);
 }
 
@@ -139,9 +139,10 @@ inline void copy(backend const& on, void const* from, void* to, index_t bytes)
 {
     if (bytes > 0)
     {
-        check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, on.stream), "copy");
+        expects_success(
+            cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, on.stream), "copy");
     }
-    check(cudaStreamSynchronize(on.stream), "copy");
+    expects_success(cudaStreamSynchronize(on.stream), "copy");
 }
 
 } // namespace MDKV_NAMESPACE::gpu

@@ -45,7 +45,7 @@ public:
             static_cast<void>(cudaGetLastError()); // clears the error, which the next call would return
             mdkv::detail::raise(std::bad_alloc{});
         }
-        check(code, "pool_resource");
+        expects_success(code, "pool_resource");
         return pointer;
     }
 

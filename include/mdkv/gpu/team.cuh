@@ -52,20 +52,20 @@ public:
     }
 
 #pragma nv_exec_check_disable
-    template <std::integral I>
-    MDKV_HD static void add(I* counter, I n)
+    template <std::integral Integer>
+    MDKV_HD static void add(Integer* counter, Integer n)
     {
         device::shared_add(counter, n);
     }
 #pragma nv_exec_check_disable
-    template <std::integral I>
-    MDKV_HD static void add_across(I* counter, I n)
+    template <std::integral Integer>
+    MDKV_HD static void add_across(Integer* counter, Integer n)
     {
         device::atomic_add(counter, n);
     }
 #pragma nv_exec_check_disable
-    template <std::integral I>
-    MDKV_HD static void min_across(I* least, I n)
+    template <std::integral Integer>
+    MDKV_HD static void min_across(Integer* least, Integer n)
     {
         device::atomic_min(least, n);
     }

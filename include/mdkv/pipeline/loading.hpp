@@ -133,8 +133,8 @@ private:
         auto const layout   = layout_of(record, "read: byte ", where);
         expects(layout.heads == place.heads, "read: byte ", where, ": layer ", i, " has ", layout.heads,
             " heads, the file ", place.heads);
-        expects(record.tail_tokens >= 0 && record.slots >= 0 && record.slots <= INT32_MAX, "read: byte ", where,
-            ": layer ", i, " has ", record.tail_tokens, " tokens in its tail and ", record.slots, " slots");
+        expects(record.tail_tokens >= 0 && record.slot_count >= 0 && record.slot_count <= INT32_MAX, "read: byte ",
+            where, ": layer ", i, " has ", record.tail_tokens, " tokens in its tail and ", record.slot_count, " slots");
         expects_inside(
             "an arena", where, record.arena, record.arena_bytes, header.table[arena_section], arena_alignment);
         expects_inside("a tail", where, record.tail, tail_bytes(layout, record.tail_tokens, sizeof(T)),
@@ -142,7 +142,7 @@ private:
         expects_inside("a directory", where, record.directory, directory_bytes(layout.heads),
             header.table[directory_section], alignof(head_entry));
         expects_inside("the positions", where, record.positions,
-            layout.heads * record.slots * index_t{sizeof(std::int32_t)}, header.table[position_section],
+            layout.heads * record.slot_count * index_t{sizeof(std::int32_t)}, header.table[position_section],
             sizeof(std::int32_t));
         auto const* const entries = reinterpret_cast<head_entry const*>(file.data() + record.directory);
         auto const appended       = record_at<index_t>(
@@ -151,11 +151,11 @@ private:
             record.directory, ": ", appended, " tokens were appended to a tail of ", record.tail_tokens);
         index_t const most =
             expects_directory<T>(layout, entries, record.arena_bytes, appended, "read: byte ", record.directory);
-        expects(record.slots == 0 || record.slots >= most, "read: byte ", where, ": layer ", i, " has positions of ",
-            record.slots, " slots; a head has ", most);
+        expects(record.slot_count == 0 || record.slot_count >= most, "read: byte ", where, ": layer ", i,
+            " has positions of ", record.slot_count, " slots; a head has ", most);
         auto const* const positions = reinterpret_cast<std::int32_t const*>(file.data() + record.positions);
-        expects(positions_within(positions, layout.heads * record.slots, place.tokens), "read: byte ", record.positions,
-            ": layer ", i, " has a position outside of [-1, ", place.tokens, ")");
+        expects(positions_within(positions, layout.heads * record.slot_count, place.tokens), "read: byte ",
+            record.positions, ": layer ", i, " has a position outside of [-1, ", place.tokens, ")");
     }
 };
 

@@ -440,8 +440,8 @@ struct reader_work
         for (index_t l = 0; l < L; ++l)
         {
             host_directory<T> const directory{on, cache(l).view()};
-            stored_slots<T, space::host> const slots{directory.view, layout(W)};
-            for (index_t h = 0; h < H; ++h) { begin.push_back(begin.back() + slots.tokens(h)); }
+            stored_slots<T, space::host> const by_slot{directory.view, layout(W)};
+            for (index_t h = 0; h < H; ++h) { begin.push_back(begin.back() + by_slot.tokens(h)); }
         }
         return begin;
     }
@@ -575,10 +575,10 @@ struct reader_work
         }
         if (!executes) { return; }
         if (!last) { to.reserve_tail(options.chunk); }
-        index_t slots = 0;
+        index_t slot_count = 0;
         host_directory<T> const made{on, to.view()};
-        for (index_t h = 0; h < H; ++h) { slots += tokens_of_head(made.view, h); }
-        bytes moved{slots * kept_losses(to.layout()) * index_t{sizeof(bfloat16)}, to.memory()};
+        for (index_t h = 0; h < H; ++h) { slot_count += tokens_of_head(made.view, h); }
+        bytes moved{slot_count * kept_losses(to.layout()) * index_t{sizeof(bfloat16)}, to.memory()};
         to.wait();
         run(on,
             keep_losses<T, B>{

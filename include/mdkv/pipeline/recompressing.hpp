@@ -62,7 +62,7 @@ struct gather_dropped
     static constexpr char const* name = "recompress_gather_dropped";
     static constexpr int threads      = 128;
 
-    stored_slots<T, S> slots;
+    stored_slots<T, S> by_slot;
     view<std::uint8_t const, 2, S> rung; // [H, M]
     view<T, 3, S> keys;                  // [H, M + most stand-ins, D]
     view<T, 3, S> values;                // [H, M + most stand-ins, Dv]
@@ -75,14 +75,14 @@ struct gather_dropped
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        index_t const M      = slots.most;
+        index_t const M      = by_slot.most;
         index_t const most   = marks.extent(1) - M;
-        stored_run const run = run_of_head(slots.cache, h, slots.cache.layout.rungs);
-        index_t const old    = slots.cache.heads[h].stand_ins;
+        stored_run const run = run_of_head(by_slot.cache, h, by_slot.cache.layout.rungs);
+        index_t const old    = by_slot.cache.heads[h].stand_ins;
         index_t gone         = 0;
         for (index_t i = t.rank(); i < M + most; i += t.size())
         {
-            bool const goes = i < M ? i < slots.tokens(h) && rung(h, i) == 0 : i - M < old;
+            bool const goes = i < M ? i < by_slot.tokens(h) && rung(h, i) == 0 : i - M < old;
             gone += goes && i < M ? 1 : 0;
             marks(h, i) = goes ? 0 : 1;
         }
@@ -101,7 +101,7 @@ struct gather_dropped
         }
         if (t.rank() > 0) { return; }
         index_t const clusters = old + gone < most ? old + gone : most;
-        index_t const before   = read - tokens_of_head(slots.cache, h); // tokens that were dropped before
+        index_t const before   = read - tokens_of_head(by_slot.cache, h); // tokens that were dropped before
         index_t const share  = before + gone > 0 ? (2 * clusters * before + before + gone) / (2 * (before + gone)) : 0;
         index_t const least  = clusters - gone > 0 ? clusters - gone : 0;
         dropped[h]           = gone;
@@ -120,12 +120,12 @@ struct recompressing
     in_view<U, 3, B> queries;
     ratio_set const& ratios;
     recompress_options<B> const& options;
-    layer_shape shape;                  // has this rank's heads
-    head_numbers const& numbers;        // the heads among all ranks'
-    index_t limit_bytes;                // on all ranks
-    stored_slots<T, space::host> slots; // slots by the host's copy of the directory
-    stored_slots<T, S> cache_slots;     // slots by the cache's own directory
-    bool chooses        = true;         // false: rungs are `given`, or tokens keep theirs
+    layer_shape shape;                    // has this rank's heads
+    head_numbers const& numbers;          // the heads among all ranks'
+    index_t limit_bytes;                  // on all ranks
+    stored_slots<T, space::host> by_slot; // slots by the host's copy of the directory
+    stored_slots<T, S> cache_slots;       // slots by the cache's own directory
+    bool chooses        = true;           // false: rungs are `given`, or tokens keep theirs
     index_t most_made   = 0;     // most new stand-ins, of present ones and dropped tokens; 0: the present ones stay
     index_t latest      = INT64_MAX; // number of the queries that belong to the cache's last tokens; earlier queries see all
     index_t tokens_read = 0;     // tokens for which slots and stand-ins stand
@@ -190,10 +190,10 @@ struct recompressing
         Cache made;
         wait_at_end<B> const over{on};
         cache_view<T, S> to;
-        to.layout = slots.layout;
+        to.layout = by_slot.layout;
         if (executes)
         {
-            made = cache.like(slots.layout, result.resident_bytes, cache.tail_capacity());
+            made = cache.like(by_slot.layout, result.resident_bytes, cache.tail_capacity());
             if constexpr (requires { cache.fold_limit; }) { made.fold_limit = cache.fold_limit; }
             made.wait();
             to = made.view();
@@ -234,13 +234,13 @@ struct recompressing
         index_t const all = M + most_made;
         mdkv::detail::make_stand_ins(on, slice<1>(queries, queries.extent(1) - lse.extent(1), lse.extent(1)),
             as_input(all_keys), as_input(all_values), as_input(marks), lse, all,
-            {.scale = slots.layout.scale, .first_query = all}, {M, old_seeds.data_handle()}, made_keys, made_values);
+            {.scale = by_slot.layout.scale, .first_query = all}, {M, old_seeds.data_handle()}, made_keys, made_values);
     }
 
     /// Stand-ins of a head that has dropped so many tokens.
     [[nodiscard]] index_t stand_ins_of(index_t h, index_t gone) const
     {
-        index_t const old = slots.cache.heads[h].stand_ins;
+        index_t const old = by_slot.cache.heads[h].stand_ins;
         return most_made > 0 ? (std::min)(most_made, old + gone) : old;
     }
 
@@ -299,14 +299,14 @@ struct recompressing
     void score_head(index_t h, out_view<float, 3, B> raw, out_view<float, 3, B> loss) const
     {
         index_t const query_group = shape.group;
-        index_t const n           = slots.tokens(h);
+        index_t const n           = by_slot.tokens(h);
         bool const pooled         = raw.extent(0) > 0;
         auto const scored         = slice<2>(pooled ? raw : loss, 0, n);
         auto const head           = [&](auto const& all) { // no heads of a basis or of channels that are missing
             index_t const heads = all.extent(0) > 0 ? 1 : 0;
             return as_input(slice<0>(all, h * heads, heads));
         };
-        score_options<B> choice{.scale = options.scale > 0 ? options.scale : slots.layout.scale,
+        score_options<B> choice{.scale = options.scale > 0 ? options.scale : by_slot.layout.scale,
             .query_weights             = weighs ? as_input(weights) : options.query_weights,
             .uniform_queries           = options.uniform_queries};
         choice.first_query = n + W - (std::min)(latest, queries.extent(1));
@@ -319,9 +319,9 @@ struct recompressing
             slice<1>(head(values), 0, n), head(window_keys), head(key_basis), head(value_basis), ratios, choice,
             scored);
         index_t begin = 0;
-        for (std::size_t i = 0; pooled && i < most_runs(slots.cache.layout); ++i)
+        for (std::size_t i = 0; pooled && i < most_runs(by_slot.cache.layout); ++i)
         {
-            index_t const count = slots.tokens(h, i);
+            index_t const count = by_slot.tokens(h, i);
             if (count > 0)
             {
                 pool(on, as_input(slice<2>(scored, begin, count)), options.pooling, slice<2>(loss, begin, count));
@@ -333,22 +333,22 @@ struct recompressing
     /// The allocation that leaves all tokens at their present rungs.
     [[nodiscard]] allocation everything_kept() const
     {
-        index_t const fixed = shape.window_bytes() + stand_in_bytes(slots.cache);
+        index_t const fixed = shape.window_bytes() + stand_in_bytes(by_slot.cache);
         allocation kept{.status = allocation_status::everything_kept, .limit = limit_bytes - fixed};
         index_t arena_bytes = 0;
         for (index_t h = 0; h < H; ++h)
         {
             array<index_t, max_rungs> tokens{};
-            for (std::size_t i = 0; i < most_runs(slots.cache.layout); ++i)
+            for (std::size_t i = 0; i < most_runs(by_slot.cache.layout); ++i)
             {
-                index_t const count = slots.tokens(h, i);
+                index_t const count = by_slot.tokens(h, i);
                 if (count == 0) { continue; }
-                std::size_t const r = slots.choice_of(h, i).own;
+                std::size_t const r = by_slot.choice_of(h, i).own;
                 tokens[r] += count;
                 kept.token_bytes += count * ratios.bytes(r, shape.dims, shape.element_bytes);
             }
             head_entry entry;
-            arena_bytes = lay_out_head<T>(slots.layout, tokens, arena_bytes, entry, slots.cache.heads[h].stand_ins);
+            arena_bytes = lay_out_head<T>(by_slot.layout, tokens, arena_bytes, entry, by_slot.cache.heads[h].stand_ins);
         }
         kept.charged_bytes = arena_bytes - fixed - kept.token_bytes;
         if (executes && ranks_of(on) != nullptr) { add_other_ranks(kept); }
@@ -361,7 +361,7 @@ struct recompressing
     {
         expects_every_head(on, "recompress", numbers, sums.data_handle());
         array<std::int64_t, 4> bytes{
-            stand_in_bytes(slots.cache), kept.token_bytes, kept.charged_bytes, stand_in_channels(slots.cache)};
+            stand_in_bytes(by_slot.cache), kept.token_bytes, kept.charged_bytes, stand_in_channels(by_slot.cache)};
         for (index_t i = 0; i < 4; ++i)
         {
             run(on, fill<std::int64_t>{after(sums.data_handle(), i), bytes[static_cast<std::size_t>(i)], 1});
@@ -383,11 +383,11 @@ struct recompressing
     {
         recompress_report result{.limit_bytes = limit_bytes,
             .window_bytes                     = shape.window_bytes(),
-            .stand_in_bytes                   = stand_in_bytes(slots.cache),
+            .stand_in_bytes                   = stand_in_bytes(by_slot.cache),
             .released                         = H == 0 ? 0
                                                        : H
-                                     * (run_of_head(slots.cache, 0, slots.cache.layout.rungs + 1).tokens
-                                         + slots.cache.layout.window - W),
+                                     * (run_of_head(by_slot.cache, 0, by_slot.cache.layout.rungs + 1).tokens
+                                         + by_slot.cache.layout.window - W),
             .chosen                           = chosen};
         if (!executes) { return result; }
         std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 2)));
@@ -400,13 +400,13 @@ struct recompressing
             array<index_t, max_rungs> tokens{};
             for (std::size_t r = 0; r < ratios.size(); ++r)
             {
-                tokens[r] = begin[r + 1] - begin[r] - (r == 0 ? M - slots.tokens(h) : 0); // padding
+                tokens[r] = begin[r + 1] - begin[r] - (r == 0 ? M - by_slot.tokens(h) : 0); // padding
                 tokens_at[r] += tokens[r];
                 result.lowered += tokens[r];
             }
             head_entry entry;
             result.resident_bytes =
-                lay_out_head<T>(slots.layout, tokens, result.resident_bytes, entry, stand_ins_of(h, tokens[0]));
+                lay_out_head<T>(by_slot.layout, tokens, result.resident_bytes, entry, stand_ins_of(h, tokens[0]));
             result.kept += begin[rungs + 1];
         }
         result.dropped = tokens_at[0];

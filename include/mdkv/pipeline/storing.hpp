@@ -73,7 +73,7 @@ struct stored_writer
             auto const ignore = [](std::span<std::byte const>) {};
             placed_bytes<decltype(ignore) const> counted{ignore, up_to(page_bytes, header.bytes)};
             header.table[s].offset = counted.at;
-            emit(s, counted);
+            write_section(s, counted);
             header.bytes          = counted.at;
             header.table[s].bytes = counted.at - header.table[s].offset;
         }
@@ -83,7 +83,7 @@ struct stored_writer
                 header.table[s].crc = crc32c(header.table[s].crc, bytes.data(), bytes.size());
             };
             placed_bytes<decltype(sum) const> summed{sum, header.table[s].offset};
-            emit(s, summed);
+            write_section(s, summed);
         }
         header.crc = crc32c(0, reinterpret_cast<std::byte const*>(&header), sizeof header - sizeof header.crc);
     }
@@ -96,7 +96,7 @@ struct stored_writer
         for (std::size_t s = 0; s < section_count; ++s)
         {
             out.pad(page_bytes);
-            emit(s, out);
+            write_section(s, out);
         }
     }
 
@@ -151,7 +151,7 @@ private:
                : *cache.appended < cache.tail_capacity ? *cache.appended
                                                        : cache.tail_capacity;
     }
-    [[nodiscard]] static index_t slots(layer_to_write<T> const& layer) noexcept
+    [[nodiscard]] static index_t slot_count(layer_to_write<T> const& layer) noexcept
     {
         return layer.positions.empty() ? 0 : layer.positions.extent(1);
     }
@@ -170,7 +170,7 @@ private:
         cache_view<T const, space::host> const& cache = layers[i].cache;
         cache_layout const layout                     = cache.layout.heads == 0 ? cache_layout{} : cache.layout;
         layer_record to{at.arena, cache.arena_bytes, at.directory, up_to(arena_alignment, at.arena + cache.arena_bytes),
-            appended(cache), at.positions, slots(layers[i]), layout.heads, layout.window, layout.dims.keys,
+            appended(cache), at.positions, slot_count(layers[i]), layout.heads, layout.window, layout.dims.keys,
             layout.dims.values, static_cast<std::uint32_t>(layout.rungs), static_cast<std::uint32_t>(layout.full_rung),
             bits_of_float(layout.scale),
             layout.stand_in_run < layout.rungs ? static_cast<std::uint32_t>(layout.stand_in_run + 1) : 0, {}};
@@ -184,7 +184,7 @@ private:
     }
 
     template <class Out>
-    void emit(std::size_t s, Out& out) const
+    void write_section(std::size_t s, Out& out) const
     {
         if (s == identity_section) { return emit_identity(out); }
         if (s == place_section) { return emit_place(out); }
@@ -254,7 +254,7 @@ private:
             layer_record const record = record_of(i, at);
             out.add(&record, sizeof record);
             at.directory += directory_bytes(record.heads);
-            at.positions += record.heads * record.slots * index_t{sizeof(std::int32_t)};
+            at.positions += record.heads * record.slot_count * index_t{sizeof(std::int32_t)};
             at.arena =
                 up_to(arena_alignment, record.tail + tail_bytes(layers[i].cache.layout, record.tail_tokens, sizeof(T)));
         }

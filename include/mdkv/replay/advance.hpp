@@ -193,7 +193,7 @@ void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_en
     index_t const rotating        = detail::turned_coordinates("advance", encoding, shape[2]);
     bool const in_place           = queries.data_handle() == advanced.data_handle() && shape == advanced.extents()
                           && queries.strides() == advanced.strides();
-    detail::check arguments{on, "advance"};
+    detail::checks arguments{on, "advance"};
     if (!in_place) { arguments.rows("queries", queries, shape, "H*G,Q,D"); }
     arguments.in("encoding.frequencies", encoding.frequencies, {{rotating / 2}}, "n/2")
         .out("advanced", advanced, shape, "H*G,Q,D");

@@ -168,7 +168,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
         " without leverages");
     expects(options.reach >= 0, "balance: reach is ", options.reach, "; it must not be negative");
     array<index_t, 4> const shape = losses.extents();
-    detail::check arguments{on, "balance"};
+    detail::checks arguments{on, "balance"};
     arguments.in("options.leverages", options.leverages, {{shape[3]}}, "N").out("losses", losses, shape, "L,H,R,N");
     if (losses.empty() && ranks == nullptr) { return; }
     auto const numbers  = detail::number_heads(on, "balance", shape[0] * shape[1], shape[0] > 0 ? shape[0] : 1);

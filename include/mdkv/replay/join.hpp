@@ -59,7 +59,7 @@ void join_losses(B const& on, char const* stage, agreement<B::memory_space>& agr
 {
     expects_not_negative("join", "weight", weight);
     array<index_t, 3> const shape = first.extents();
-    check arguments{on, "join"};
+    checks arguments{on, "join"};
     // In place, `first` is also the output, whose check covers it.
     if (joined.data_handle() != first.data_handle() || joined.strides() != first.strides())
     {

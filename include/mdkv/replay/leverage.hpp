@@ -188,7 +188,7 @@ void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<leverage_sum, 1, 
     index_t const heads = keys.extent(0);
     index_t const dim   = keys.extent(2);
     expects(heads == 0 || dim >= 1, "add_leverage: keys [H, N, D] has D = 0");
-    detail::check{on, "add_leverage"}
+    detail::checks{on, "add_leverage"}
         .rows("keys", keys, {heads, keys.extent(1), dim}, "H,N,D")
         .out("sums", sums, {keys.extent(1)}, "N");
     auto const body = [&](B const& with) __attribute__((noinline)) // called twice

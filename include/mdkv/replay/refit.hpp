@@ -139,7 +139,7 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     index_t const end = options.first + (shape.blocks - 2) * part.apart + part.span;
     expects(options.first >= 0 && (H == 0 || end <= shape.last), "refit: first is ", options.first, "; the ",
         shape.blocks - 1, " blocks from there on must end before the last ", part.span, " of ", all, " tokens");
-    detail::check{on, "refit"}
+    detail::checks{on, "refit"}
         .rows("queries", queries, {query_heads, Q, D}, "H*G,Q,D")
         .rows("keys", keys, {H, all, D}, "H,N+W,D")
         .rows("values", values, {H, all, Dv}, "H,N+W,Dv")

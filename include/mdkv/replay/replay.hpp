@@ -64,7 +64,7 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
 {
     expects(!ratios.any_projected(),
         "replay: the ratio set has a projected rung, whose basis is not known before the prompt's end");
-    detail::check arguments{on, "replay"};
+    detail::checks arguments{on, "replay"};
     arguments.rows("queries", queries, queries.extents(), "H*G,C,D");
     arguments.rows("keys", keys, {keys.extent(0), queries.extent(1), queries.extent(2)}, "H,C,D");
     arguments.rows("sinks", sinks, {keys.extent(0), sinks.extent(1), queries.extent(2)}, "H,S,D");

@@ -53,7 +53,7 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
         options.first_query.value_or(0), "; it must not be negative");
     expects(options.first_query || per_head <= tokens, "stand_in: ", per_head, " queries are more than the ", tokens,
         " tokens; say where they start (first_query)");
-    check{on, "stand_in"}
+    checks{on, "stand_in"}
         .rows("queries", queries, {query_heads, per_head, dim}, "H*G,Q,D")
         .rows("keys", keys, {heads, past, dim}, "H,N,D")
         .rows("values", values, {heads, past, values.extent(2)}, "H,N,Dv")

@@ -71,7 +71,7 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, i
     costs.expects_valid("allocate");
     expects(limits.extent(0) == 1 || limits.extent(0) == heads, "allocate: limits has ", limits.extent(0),
         " entries; it must have 1 (shared) or ", heads, " (one a head)");
-    detail::check{on, "allocate"}
+    detail::checks{on, "allocate"}
         .in("loss", loss, {heads, static_cast<index_t>(costs.size()), loss.extent(2)}, "H,R,N")
         .in("limits", limits, {limits.extent(0)}, "1 or H")
         .out("rung", rung, {heads, loss.extent(2)}, "H,N")
@@ -131,7 +131,7 @@ void allocate(B const& on, in_view<float, 2, B> loss, in_view<index_t, 1, B> fir
     expects(longest >= 0, "allocate: longest is ", longest, "; it must not be negative");
     expects(costs.bytes[0] == 0, "allocate: the cheapest rung takes ", costs.bytes[0],
         " bytes a token; heads with different numbers of tokens need one that takes none");
-    detail::check{on, "allocate"}
+    detail::checks{on, "allocate"}
         .in("loss", loss, {static_cast<index_t>(costs.size()), tokens}, "R,M")
         .in("first", first, {heads + 1}, "H+1")
         .in("limit", limit, {1}, "1")

@@ -67,7 +67,7 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
     index_t const heads = samples.extent(0);
     index_t const dim   = samples.extent(2);
     expects(heads == 0 || dim >= 1, "accumulate_gram: samples [H, S, D] has D = 0");
-    detail::check{on, "accumulate_gram"}
+    detail::checks{on, "accumulate_gram"}
         .rows("samples", samples, {heads, samples.extent(1), dim}, "H,S,D")
         .out("gram", gram, {heads, dim, dim}, "H,D,D");
     accumulate_gram_impl(on, samples, gram);
@@ -96,7 +96,7 @@ void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> b
     index_t const heads = gram.extent(0);
     index_t const dim   = gram.extent(2);
     expects(heads == 0 || dim >= 1, "eigenbasis: gram [H, D, D] has D = 0");
-    detail::check{on, "eigenbasis"}
+    detail::checks{on, "eigenbasis"}
         .in("gram", gram, {heads, dim, dim}, "H,D,D")
         .out("basis", basis, {heads, dim, dim}, "H,D,D")
         .out("energy", energy, {heads, dim}, "H,D");
@@ -122,7 +122,7 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
     index_t const heads = samples.extent(0);
     index_t const dim   = samples.extent(2);
     expects(heads == 0 || dim >= 1, "fit_basis: samples [H, S, D] has D = 0");
-    detail::check{on, "fit_basis"}
+    detail::checks{on, "fit_basis"}
         .rows("samples", samples, {heads, samples.extent(1), dim}, "H,S,D")
         .out("basis", basis, {heads, dim, dim}, "H,D,D")
         .out("energy", energy, {heads, dim}, "H,D");

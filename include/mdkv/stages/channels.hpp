@@ -38,7 +38,7 @@ void fit_channels(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, 
     index_t const dim   = keys.extent(2);
     expects(heads == 0 || rows % heads == 0, "fit_channels: queries [H*G, Q, D] has ", rows, " query heads, which ",
         heads, " KV heads do not divide");
-    detail::check{on, "fit_channels"}
+    detail::checks{on, "fit_channels"}
         .rows("queries", queries, {rows, queries.extent(1), dim}, "H*G,Q,D")
         .rows("keys", keys, {heads, keys.extent(1), dim}, "H,N,D")
         .out("channels", channels, {heads, 3, dim}, "H,3,D");

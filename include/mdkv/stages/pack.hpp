@@ -34,7 +34,7 @@ template <element T, backend B>
 [[nodiscard]] index_t packed_bytes(
     B const& on, in_view<std::uint8_t, 2, B> rung, cache_layout const& layout, index_t stand_ins = 0)
 {
-    detail::check{on, "packed_bytes"}.in("rung", rung, {layout.heads, rung.extent(1)}, "H,N");
+    detail::checks{on, "packed_bytes"}.in("rung", rung, {layout.heads, rung.extent(1)}, "H,N");
     expects(stand_ins >= 0, "packed_bytes: stand_ins is ", stand_ins, "; it must not be negative");
     expects<size_overflow>(
         rung.extent(1) <= INT32_MAX, "packed_bytes: N = ", rung.extent(1), " is beyond the limit of ", INT32_MAX);
@@ -101,7 +101,7 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     expects<size_overflow>(tokens <= INT32_MAX, "pack: N = ", tokens, " is beyond the limit of ", INT32_MAX);
     expects(layout.stand_ins_fit(), "pack: layout.stand_in_run is ", layout.stand_in_run, "; it must be ", layout.rungs,
         " (the exact run) or a rung that stores whole vectors in a run of its own");
-    detail::check arguments{on, "pack"};
+    detail::checks arguments{on, "pack"};
     arguments.rows("keys", keys, {heads, tokens, dim}, "H,N,D")
         .rows("values", values, {heads, tokens, value_dim}, "H,N,Dv")
         .rows("window_keys", window_keys, {heads, layout.window, dim}, "H,W,D")

@@ -57,7 +57,7 @@ MDKV_OUTLINE constexpr void expects_width(char const* option, index_t width)
 template <backend B>
 void pool(B const& on, in_view<float, 3, B> loss, pool_options options, out_view<float, 3, B> pooled)
 {
-    detail::check arguments{on, "pool"};
+    detail::checks arguments{on, "pool"};
     detail::expects_width("pool: width", options.width);
     arguments.in("loss", loss, loss.extents(), "H,R,N").out("pooled", pooled, loss.extents(), "H,R,N");
     if (options.kind == pooling::adaptive)

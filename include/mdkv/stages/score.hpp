@@ -74,7 +74,7 @@ void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
         ratios.expects_fit("key", dim);
         ratios.expects_fit("value", value_dim);
     }
-    detail::check all{on, "score"};
+    detail::checks all{on, "score"};
     all.rows("queries", queries, {query_heads, per_head, dim}, "H*G,Q,D");
     all.rows("keys", keys, {heads, tokens, dim}, "H,N,D");
     all.rows("values", values, {heads, tokens, value_dim}, "H,N,Dv");

@@ -89,7 +89,7 @@ def cases(compiler):
     yield "C++20", runs, hook, "-O2"
     yield "C++23", runs, hook, "-std=c++2b", "-O2"
     yield "warnings, this processor", compiles, stages, *strict, "-O0", *native
-    yield "macros min and max", compiles, here / "macros.cpp", "-O0"
+    yield "macros of other headers", compiles, here / "macros.cpp", "-O0"
     yield "exceptions", runs, here / "bad_input.cpp", "-O1"
     yield ("no exceptions", ends("merge_attention"), here / "bad_input.cpp", "-O1", "-fno-exceptions", "-Werror", "-pthread")
     yield "no exceptions in headers", throws_nothing, here / "bad_input.cpp", "-fno-exceptions"
@@ -119,6 +119,7 @@ def cases_of_cuda():
     for title, test, *flags in (("exceptions", runs), ("no exceptions", ends("pool_resource"), *without),
                                 ("no exceptions in headers", throws_nothing, *without)):
         yield title, test if nvcc else None, here / "failed_call.cu", *flags
+    yield "macros of other headers", compiles if nvcc else None, here / "macros.cpp", "-x", "cu"
 
 
 def tried(job):

@@ -25,12 +25,12 @@ public:
         : shift_{shift}
         , size_{bytes.size()}
     {
-        mdkv::gpu::check(cudaMalloc(reinterpret_cast<void**>(&memory_), size_ + shift + 1), "cudaMalloc");
+        mdkv::gpu::expects_success(cudaMalloc(reinterpret_cast<void**>(&memory_), size_ + shift + 1), "cudaMalloc");
         if (size_ > 0)
         {
-            mdkv::gpu::check(cudaMemcpy(data(), bytes.data(), size_, cudaMemcpyHostToDevice), "cudaMemcpy");
+            mdkv::gpu::expects_success(cudaMemcpy(data(), bytes.data(), size_, cudaMemcpyHostToDevice), "cudaMemcpy");
             // The copy out of pageable memory may still be on its way, and other streams do not wait for this one.
-            mdkv::gpu::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+            mdkv::gpu::expects_success(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
         }
     }
     /// Poisoned; as it comes where a tool looks for reads of what nobody wrote (MDKV_TEST_LEAVE_SCRATCH set).
@@ -40,7 +40,7 @@ public:
         if (leave == nullptr || *leave == '\0') { return {std::vector<std::byte>(size, std::byte{0xFF}), 0}; }
         device_memory made{{}, 0};
         cudaFree(std::exchange(made.memory_, nullptr));
-        mdkv::gpu::check(cudaMalloc(reinterpret_cast<void**>(&made.memory_), size + 1), "cudaMalloc");
+        mdkv::gpu::expects_success(cudaMalloc(reinterpret_cast<void**>(&made.memory_), size + 1), "cudaMalloc");
         made.size_ = size;
         return made;
     }
@@ -62,10 +62,10 @@ public:
     [[nodiscard]] std::vector<std::byte> host() const
     {
         std::vector<std::byte> bytes(size_);
-        mdkv::gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+        mdkv::gpu::expects_success(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
         if (size_ > 0)
         {
-            mdkv::gpu::check(cudaMemcpy(bytes.data(), data(), size_, cudaMemcpyDeviceToHost), "cudaMemcpy");
+            mdkv::gpu::expects_success(cudaMemcpy(bytes.data(), data(), size_, cudaMemcpyDeviceToHost), "cudaMemcpy");
         }
         return bytes;
     }
@@ -80,7 +80,10 @@ private:
 class own_stream
 {
 public:
-    own_stream() { mdkv::gpu::check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
+    own_stream()
+    {
+        mdkv::gpu::expects_success(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    }
     ~own_stream() { cudaStreamDestroy(stream_); }
     own_stream(own_stream const&)            = delete;
     own_stream& operator=(own_stream const&) = delete;
@@ -98,7 +101,7 @@ std::uint64_t run_on_stream(Call const& call)
 {
     own_stream const own;
     cudaStream_t const stream = own.get();
-    mdkv::gpu::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    mdkv::gpu::expects_success(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
     cudaGraph_t graph = nullptr;
     try
     {
@@ -111,13 +114,13 @@ std::uint64_t run_on_stream(Call const& call)
         static_cast<void>(cudaGetLastError()); // of ending a recording that failed
         throw;
     }
-    mdkv::gpu::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    mdkv::gpu::expects_success(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
     std::size_t nodes = 0;
-    mdkv::gpu::check(cudaGraphGetNodes(graph, nullptr, &nodes), "cudaGraphGetNodes");
+    mdkv::gpu::expects_success(cudaGraphGetNodes(graph, nullptr, &nodes), "cudaGraphGetNodes");
     cudaGraphExec_t ready = nullptr;
-    mdkv::gpu::check(cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
-    mdkv::gpu::check(cudaGraphLaunch(ready, stream), "cudaGraphLaunch");
-    mdkv::gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    mdkv::gpu::expects_success(cudaGraphInstantiate(&ready, graph, 0), "cudaGraphInstantiate");
+    mdkv::gpu::expects_success(cudaGraphLaunch(ready, stream), "cudaGraphLaunch");
+    mdkv::gpu::expects_success(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     cudaGraphExecDestroy(ready);
     cudaGraphDestroy(graph);
     return nodes;
@@ -129,7 +132,7 @@ void run_on_stream_now(Call const& call)
 {
     own_stream const own;
     call(own.get());
-    mdkv::gpu::check(cudaStreamSynchronize(own.get()), "cudaStreamSynchronize");
+    mdkv::gpu::expects_success(cudaStreamSynchronize(own.get()), "cudaStreamSynchronize");
 }
 
 } // namespace support

@@ -120,7 +120,7 @@ TEST_CASE("an empty view may have any strides, whose sum leaves 64 bits")
     auto const view     = in(host{}, static_cast<float const*>(nullptr), {0, 0, 4}, {large, large, 1});
     CHECK(view.required_span_size() == 0);
     workspace none{std::span<std::byte>{}};
-    detail::check{host{&none}, "test"}.in("view", view, {0, 0, 4}, "a,b,c");
+    detail::checks{host{&none}, "test"}.in("view", view, {0, 0, 4}, "a,b,c");
 }
 
 TEST_CASE("a negative extent is refused, naming dimension and value")

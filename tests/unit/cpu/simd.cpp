@@ -277,7 +277,7 @@ TEST_CASE("max, min and abs work lane by lane")
         auto const b    = random_lanes(random, -10, 10);
         auto const more = to(simd::larger(from(a), from(b)));
         auto const less = to(simd::smaller(from(a), from(b)));
-        auto const size = to(simd::abs(from(a)));
+        auto const size = to(simd::magnitude(from(a)));
         for (std::size_t lane = 0; lane < a.size(); ++lane)
         {
             CHECK(more[lane] == std::max(a[lane], b[lane]));

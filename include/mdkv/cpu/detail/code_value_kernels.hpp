@@ -144,7 +144,7 @@ struct coded_pass
 {
     index_t columns; ///< bytes of a token's codes done at a time
     coded_kernel* kernel;
-    rounding_kernel* round;
+    rounding_kernel* rounding;
 };
 inline constexpr int most_coded_vectors = 4;
 template <int Bits, int Pass>
@@ -198,7 +198,7 @@ MDKV_OUTLINE inline void coded_block_values(coded_pass const* as, query_rows con
             mdkv::detail::coded_group const codes{values.coordinates, k, tile_tokens, true, values.kind};
             auto const add_tiles = [&](std::byte const* begin, index_t first, index_t count) {
                 rounded_weights rounded;
-                as[pass].round({from.x + first * tile_tokens, from.step}, begin + codes.scales, tile_bytes,
+                as[pass].rounding({from.x + first * tile_tokens, from.step}, begin + codes.scales, tile_bytes,
                     count * tile_tokens, codes.bytes, rounded, next);
                 coded_columns const columns{begin + codes.codes, tile_bytes, count, codes.coordinates, codes.bytes};
                 as[pass].kernel(rounded, columns, to, next);

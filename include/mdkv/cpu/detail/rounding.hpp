@@ -107,8 +107,8 @@ MDKV_OUTLINE inline void round_queries(
             {
                 simd::floats const low  = simd::load(number[0] + l);
                 simd::floats const high = simd::load(number[1] + l);
-                largest                 = simd::larger(largest, simd::larger(simd::abs(low), simd::abs(high)));
-                total += simd::abs(low) + simd::abs(high);
+                largest = simd::larger(largest, simd::larger(simd::magnitude(low), simd::magnitude(high)));
+                total += simd::magnitude(low) + simd::magnitude(high);
                 sum += low + high;
             }
             float const most = bits == 8 ? 32767.0F : 127.0F;

@@ -92,7 +92,7 @@ void add_differences(score_tile const& logits, float const* lse, bool is_exact, 
             // A NaN log-sum-exp gives a NaN; one that is far too low gives infinity.
             simd::floats const power = logits[i][v] - simd::load(lse + v * simd::lanes);
             simd::floats const p     = simd::exp2(simd::smaller(simd::broadcast(128.0F), power));
-            total                    = mdkv::detail::with_row<Norm>(total, is_exact ? p : simd::abs(p - exact[i][v]));
+            total = mdkv::detail::with_row<Norm>(total, is_exact ? p : simd::magnitude(p - exact[i][v]));
             if (is_exact) { exact[i][v] = p; }
         }
         simd::store(sums + i * simd::lanes, total);

@@ -212,10 +212,10 @@ private:
             {
                 most = fmaxf(most, device::shuffle_xor(most, step));
             }
-            bool const far = most > top[i] + most_over;
-            float const to = far ? most - lift : top[i];
-            factor[i]      = far ? device::exp2(top[i] - to) : 1.0F;
-            top[i]         = to;
+            bool const rises = most > top[i] + most_over;
+            float const to   = rises ? most - lift : top[i];
+            factor[i]        = rises ? device::exp2(top[i] - to) : 1.0F;
+            top[i]           = to;
             total[i] *= factor[i];
         }
         MDKV_UNROLL
