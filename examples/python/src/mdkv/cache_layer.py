@@ -213,7 +213,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             unserved.append(f"queries in {query.dtype} on keys in {self.dtype}")
         pads = self._padding(mask, query.shape[2]) if not unserved else None
         if pads is None:
-            unserved.append("an attention mask that is not causal with padding on the left of the prompt")
+            unserved.append("an attention mask that is not causal with padding on the left of the prompt"
+                            + ("; prompt_tokens says where it ends if several calls read it" if self.packed else ""))
         if unserved:
             raise NotImplementedError("mdkv: not served: " + unserved[0])
         if self.packed:

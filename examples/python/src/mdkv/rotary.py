@@ -171,12 +171,12 @@ def _candidates(config, dim, modules):
         name = one.get("rope_type", "default")
         if name in ("dynamic", "longrope"):
             raise NotImplementedError(f"mdkv: frequencies of rope_type \"{name}\" depend on the text's length" + HINT)
-        told = list(_told(config, dim, layer_type, one, name))
+        told = [(options, _frequencies(options)) for options in _told(config, dim, layer_type, one, name)]
         for own in _kept(modules):
             if 2 * len(own) <= dim:
-                same = (options for options in told if _frequencies(options).allclose(own, rtol=1e-5, atol=0))
+                same = (one for one, known in told if len(known) == len(own) and known.allclose(own, rtol=1e-5, atol=0))
                 yield next(same, {"rotating": 2 * len(own), "frequencies": own.tolist()})
-        yield from told
+        yield from (one for one, _ in told)
 
 
 def _kept(modules):
@@ -184,9 +184,10 @@ def _kept(modules):
     known = []
     for module in modules:
         for name, one in module.named_buffers():
-            if name.endswith("inv_freq") and one.ndim == 1 and not any(torch.equal(one, other) for other in known):
+            one = one.double() if name.endswith("inv_freq") and one.ndim == 1 else None
+            if one is not None and not any(torch.equal(one, other) for other in known):
                 known.append(one)
-                yield one.double()
+                yield one
 
 
 def _told(config, dim, layer_type, one, name):
