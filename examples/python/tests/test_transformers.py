@@ -570,6 +570,11 @@ def test_compiled_models_are_refused_or_right():
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+SCALED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
+ROPES = {name: {**SCALED, "rope_type": name} for name in ("yarn", "linear")}
+ROPES["llama3"] = {**SCALED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
 def measured(model, **options):
     """Rotary encodings of all compressed layers, as `best` measures them."""
     cache = mdkv.transformers.Cache(model.config, **options)
@@ -591,17 +596,11 @@ def test_rotary_encodings_are_measured():
     full = ["full_attention"] * 3
     windows = dict(sliding_window=32, layer_types=["sliding_attention", "full_attention", "full_attention"])
     assert rope("exaone4", sliding_window=None, layer_types=full)["pairs"] == "halves" and rope("exaone4", **windows) == none
-    scaled = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
-    for name, more in (("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}), ("yarn", {}), ("linear", {})):
-        found = rope("llama", rope_parameters={**scaled, **more, "rope_type": name})
+    for parameters in ROPES.values():
+        found = rope("llama", rope_parameters=parameters)
         assert len(found["frequencies"]) == 8 and found["frequencies"][-1] < 0.5 * 1e4 ** (-14 / 16)
     given = mdkv.Rope(base=1e4)
     assert measured(small("llama"), rope=given) == [given] * 3
-
-
-SCALED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
-ROPES = {"llama3": {**SCALED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}, "yarn": {**SCALED, "rope_type": "yarn"},
-         "linear": {**SCALED, "rope_type": "linear"}}
 
 
 @pytest.mark.parametrize("reading", [False, True])
@@ -640,8 +639,8 @@ def in_calls(model, cache, ids, mask, chunk):
                                           ("glm", "best"), ("cohere2", "best"), ("gptj", "best"), ("gpt_neox", "best"),
                                           ("linear", "best")])
 def test_first_calls_of_padding_or_of_one_token(kind, preset, reading):
-    more = {"gptj": dict(n_embd=64, n_layer=2, n_head=4, rotary_dim=8)}
-    model = small("llama", rope_parameters=ROPES[kind]) if kind in ROPES else small(kind, **more.get(kind, {}))
+    more = {name: dict(rope_parameters=one) for name, one in ROPES.items()} | {"gptj": dict(n_embd=64, n_layer=2, n_head=4, rotary_dim=8)}
+    model = small("llama" if kind in ROPES else kind, **more.get(kind, {}))
     ids, options = text(90, batch=2), dict(preset=preset, while_reading=reading)
     rope = mdkv.transformers.Cache(model.config, 1.0, preset)
     logits(model, rope, ids, (50, 1))

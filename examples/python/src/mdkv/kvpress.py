@@ -3,6 +3,8 @@
     pipe = pipeline("kv-press-text-generation", model=model, tokenizer=tokenizer)
     pipe(context, questions=questions, press=mdkv.kvpress.MdkvPress(compression_ratio=0.875))
 
+or, as kvpress' README has it, with press(model): model.generate(**inputs)
+
 kvpress' presses drop whole tokens of all heads, or hide keys and free nothing. This one gives each token of each head 16, 8, 4
 or 0 bits a coordinate. With the data sets of kvpress' evaluation, one line in its evaluate_registry.py is enough:
 
