@@ -184,7 +184,7 @@ def _kept(modules):
     known = []
     for module in modules:
         for name, one in module.named_buffers():
-            one = one.double() if name.endswith("inv_freq") and one.ndim == 1 else None
+            one = one.double() if name.endswith("inv_freq") and one.ndim == 1 and not one.is_meta else None
             if one is not None and not any(torch.equal(one, other) for other in known):
                 known.append(one)
                 yield one
