@@ -243,21 +243,19 @@ def verdict(kind):
             return "WRONG", f"{preset}: " + described(ours)
         elif (ours - full).abs().max() > 2e-3 * scale:
             return "WRONG", f"{preset}: logits are off by {float((ours - full).abs().max()) / scale:.1e} of their spread"
-        elif preset == "best":
-            words = tried(lambda: rotation(model, cache))
+        else:
+            words = tried(lambda: rotation(model, cache) if preset == "best" else "")
             if isinstance(words, Exception):
                 return "WRONG", "rotation: " + described(words)
-            found.append(("same", "rotation: " + words))
-        else:
             again = tried(lambda: generated(model, mdkv.transformers.Cache(model.config, 1.0, preset), batch, mask))
+            note = ""
             if isinstance(tokens, Exception):
-                found.append(("same", "; generate: " + described(tokens)))
+                note = "; generate: " + described(tokens)
             elif isinstance(again, NotImplementedError) and "mdkv: " in str(again):
-                found.append(("same", "; generate with padding refused: " + reason(again)))
+                note = "; generate with padding refused: " + reason(again)
             elif isinstance(again, Exception) or not torch.equal(again, tokens):
-                return "WRONG", "generate: " + (described(again) if isinstance(again, Exception) else "other tokens")
-            else:
-                found.append(("same", ""))
+                return "WRONG", f"{preset}: generate: " + (described(again) if isinstance(again, Exception) else "other tokens")
+            found.append(("same", f"rotation: {words}" + note * (note != found[0][1]) if words else note))
     after = tried(lambda: logits(model, DynamicCache(config=model.config), ids))
     if isinstance(after, Exception) or (after - full).abs().max() > 2e-3 * scale:
         return "WRONG", "DynamicCache afterwards: " + (described(after) if isinstance(after, Exception) else "other logits")

@@ -1,4 +1,5 @@
-"""test_kvpress.py: mdkv.kvpress in kvpress' own pipeline."""
+"""test_kvpress.py: mdkv.kvpress in kvpress' own pipeline and around generate."""
+import copy
 import os
 import pathlib
 import sys
@@ -78,6 +79,86 @@ def test_a_context_that_is_compressed_while_it_is_read():
     assert press.cache.report()["arena_bytes"] <= 0.25 * len(context) * 2 * 2 * 16 * 4 * 3
     with torch.no_grad(), press(pipe.model), pytest.raises(ValueError, match="input_ids, which the call must give by its name"):
         pipe.model.model(pipe.tokenizer.encode(context), **{CACHE_ARGUMENT: transformers.DynamicCache()})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("reading", [False, True])
+def test_generate_within_the_press_at_all_bytes(kind, reading):
+    model, ids, options = small(kind), text(600, batch=2), dict(max_new_tokens=5, do_sample=False)
+    one, mask, empty = ids[:1], torch.ones_like(ids), lambda: {CACHE_ARGUMENT: transformers.DynamicCache()}
+    mask[1, :333] = 0
+    places = (mask.cumsum(-1) - 1).clamp(min=0)
+    square = torch.ones(600, 600, dtype=torch.bool).tril() & mask.bool()[:, None, None]
+
+    def turns():
+        cache = transformers.DynamicCache()
+        first = model.generate(one, **{CACHE_ARGUMENT: cache}, **options)
+        return model.generate(torch.cat([first, text(20)], 1), **{CACHE_ARGUMENT: cache}, **options)
+
+    def copied():
+        cache = transformers.DynamicCache()
+        model(one, **{CACHE_ARGUMENT: cache})
+        found = [model(text(20), **{CACHE_ARGUMENT: copy.deepcopy(cache)}).logits for _ in range(2)]
+        assert torch.equal(*found) and cache.get_seq_length() == 600
+        return found[0]
+
+    calls = {
+        "a sequence": (lambda: model.generate(one, **options), {}),
+        "several": (lambda: model.generate(ids, **options), {}),
+        "padded": (lambda: model.generate(ids, attention_mask=mask, **options), {}),
+        "short": (lambda: model.generate(ids[:, :30], **options), {}),
+        "beams": (lambda: model.generate(one, num_beams=3, **options), {}),
+        "embeddings": (lambda: model.generate(inputs_embeds=model.get_input_embeddings()(one), **options), {}),
+        "position_ids": (lambda: model.generate(ids, attention_mask=mask, position_ids=places, **options), {}),
+        "turns": (turns, {}), "copied": (copied, {}),
+        "drafts": (lambda: model.generate(one, prompt_lookup_num_tokens=3, **options), {"prompt_tokens": 600}),
+        "first chunk": (lambda: model.generate(one, prefill_chunk_size=200, **empty(), **options), {}),
+        "chunks": (lambda: model.generate(ids, attention_mask=mask, prefill_chunk_size=280, **empty(), **options), {"prompt_tokens": 600}),
+        "call": (lambda: model(one).logits[:, -1:], {}),
+        "cache_position": (lambda: model(ids, position_ids=places, cache_position=torch.arange(600)).logits[:, -1:], {}),
+        "square": (lambda: model(ids, attention_mask=square, position_ids=places).logits[:, -1:], {}),
+    }
+    if kind != "llama":
+        del calls["square"]
+    for name, (call, given) in calls.items():
+        expected, press = call(), mdkv.kvpress.MdkvPress(0.0, while_reading=reading, **given)
+        with press(model):
+            for _ in range(2):
+                torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-4, msg=name)
+                tokens = {"short": 30, "first chunk": 200}.get(name, 600)
+                assert press.cache.compressed[0].packed[0].compressed_tokens == tokens, name
+        torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-4, msg=name)
+    for given, most in (({}, 600), ({"prompt_tokens": 500}, 500)):
+        press = mdkv.kvpress.MdkvPress(0.75, while_reading=reading, **given)
+        with press(model):
+            model.generate(one, **options)
+        assert press.cache.report()["arena_bytes"] <= 0.25 * most * 2 * 2 * 16 * 4 * len(press.cache.compressed)
+
+
+@torch.no_grad()
+def test_calls_within_the_press_that_are_refused():
+    model, ids = small("llama"), text(300)
+    given = lambda **options: lambda: model(ids, **options)
+    for call, match, reading in (
+            (lambda: model.generate(ids, max_new_tokens=2, use_cache=False), "use_cache is False; .* it must be True", False),
+            (lambda: model.generate(ids, max_new_tokens=2, cache_implementation="static"), "StaticCache; .*cache_implementation out", False),
+            (given(**{CACHE_ARGUMENT: mdkv.transformers.Cache(model.config)}), "of type mdkv.transformers.Cache; ", False),
+            (given(position_ids=torch.arange(299)[None]), r"cannot cut position_ids, of shape \(1, 299\)", True),
+            (given(attention_mask=torch.ones(1, 299)), r"cannot cut attention_mask, of shape \(1, 299\); leave attention_mask out", True),
+            (given(attention_mask={"full_attention": None}), "cannot cut attention_mask, a dict", True),
+            (given(some_rows=torch.ones(1, 300)), "cannot cut some_rows", True),
+            (lambda: model.generate(text(600), max_new_tokens=6, prompt_lookup_num_tokens=3), "prompt_tokens says where it ends", True)):
+        with mdkv.kvpress.MdkvPress(0.0, while_reading=reading)(model), pytest.raises(ValueError, match=match):
+            call()
+    mask = (torch.arange(300) >= 250)[None].long()
+    with mdkv.kvpress.MdkvPress(0.0)(model), pytest.raises(NotImplementedError, match="prompt_tokens says where it ends"):
+        model.generate(ids, attention_mask=mask, max_new_tokens=2, prefill_chunk_size=100, **{CACHE_ARGUMENT: transformers.DynamicCache()})
+    for ratio in (-0.1, 1.5, "half"):
+        with pytest.raises(ValueError, match="compression_ratio is .*; it must be from 0 to 1"), mdkv.kvpress.MdkvPress(ratio)(model):
+            pass
+    with kvpress.ComposedPress([mdkv.kvpress.MdkvPress(0.5)])(model), pytest.raises(NotImplementedError, match="part of another press"):
+        model(ids)
 
 
 def test_a_peer_after_the_press_is_itself():

@@ -570,6 +570,11 @@ def test_compiled_models_are_refused_or_right():
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+SCALED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
+ROPES = {name: {**SCALED, "rope_type": name} for name in ("yarn", "linear")}
+ROPES["llama3"] = {**SCALED, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
 def measured(model, **options):
     """Rotary encodings of all compressed layers, as `best` measures them."""
     cache = mdkv.transformers.Cache(model.config, **options)
@@ -591,14 +596,99 @@ def test_rotary_encodings_are_measured():
     full = ["full_attention"] * 3
     windows = dict(sliding_window=32, layer_types=["sliding_attention", "full_attention", "full_attention"])
     assert rope("exaone4", sliding_window=None, layer_types=full)["pairs"] == "halves" and rope("exaone4", **windows) == none
-    scaled = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
-    for name, more in (("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}), ("yarn", {}), ("linear", {})):
-        found = rope("llama", rope_parameters={**scaled, **more, "rope_type": name})
+    for parameters in ROPES.values():
+        found = rope("llama", rope_parameters=parameters)
         assert len(found["frequencies"]) == 8 and found["frequencies"][-1] < 0.5 * 1e4 ** (-14 / 16)
-    for dtype in (torch.float16, torch.bfloat16):
-        assert measured(small("llama", dtype))[0] == {"base": 1e4, "rotating": 16, "pairs": "halves"}
     given = mdkv.Rope(base=1e4)
     assert measured(small("llama"), rope=given) == [given] * 3
+
+
+@pytest.mark.parametrize("reading", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "phi", "glm", "gemma3_text", *ROPES])
+def test_frequencies_are_those_that_the_model_has_after_to(kind, reading):
+    ids, calls = text(300), (280, 1, 12, 1)
+    for change in (lambda model: model.to(torch.bfloat16), lambda model: model.half(), lambda model: model.to(torch.bfloat16).float()):
+        model = change(small("llama", rope_parameters=ROPES[kind]) if kind in ROPES else small(kind))
+        name = "full_attention_inv_freq" if kind == "gemma3_text" else "inv_freq"
+        kept = dict(model.model.rotary_emb.named_buffers())[name].float().tolist()
+        expected = logits(model, plain(model), ids, calls)
+        for preset in ("best", "any_question"):
+            cache = mdkv.transformers.Cache(model.config, 1.0, preset, while_reading=300 if reading else False)
+            assert kl(expected, logits(model, cache, ids, calls)) < (1e-3 if model.dtype == torch.bfloat16 else 1e-5)
+            for layer in cache.compressed:
+                assert layer.rope["frequencies"] == kept and layer.rope["pairs"] == ("neighbours" if kind == "glm" else "halves")
+    model = small("llama")
+    model.model.rotary_emb.inv_freq *= 1.01  # frequencies that no configuration tells
+    assert measured(model)[0]["frequencies"] == model.model.rotary_emb.inv_freq.tolist()
+
+
+def in_calls(model, cache, ids, mask, chunk):
+    """Logits of 2 calls after a prompt with padding on the left that was read by calls of `chunk` tokens."""
+    mdkv.transformers.read(model, ids, cache, chunk=chunk, attention_mask=mask)
+    found = []
+    for new in (5, 1):
+        mask = torch.nn.functional.pad(mask, (0, new), value=1)
+        places = (mask.cumsum(-1) - 1)[:, -new:].contiguous()
+        with torch.no_grad():
+            found.append(model(ids[:, :new].contiguous(), **{CACHE_ARGUMENT: cache}, attention_mask=mask, position_ids=places).logits)
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.parametrize("reading", [False, True])
+@pytest.mark.parametrize("kind, preset", [("llama", "best"), ("llama", "any_question"), ("gemma3_text", "best"), ("phi", "best"),
+                                          ("glm", "best"), ("cohere2", "best"), ("gptj", "best"), ("gpt_neox", "best"),
+                                          ("linear", "best")])
+def test_first_calls_of_padding_or_of_one_token(kind, preset, reading):
+    more = {name: dict(rope_parameters=one) for name, one in ROPES.items()} | {"gptj": dict(n_embd=64, n_layer=2, n_head=4, rotary_dim=8)}
+    model = small("llama" if kind in ROPES else kind, **more.get(kind, {}))
+    ids, options = text(90, batch=2), dict(preset=preset, while_reading=reading)
+    rope = mdkv.transformers.Cache(model.config, 1.0, preset)
+    logits(model, rope, ids, (50, 1))
+    rope = rope.compressed[0].rope
+    for pads, chunk in (((15, 40), 16), ((5, 2), 1), *([] if (kind, preset) != ("llama", "best") else [
+            ((0, 37), 16), ((40, 50), 16), ((88, 70), 16), ((89, 90), 90), ((90, 64), 16), ((31, 32), 32), ((0, 0), 1), ((88, 88), 7)])):
+        mask = torch.ones_like(ids)
+        for b, pad in enumerate(pads):
+            mask[b, :pad] = 0
+        cache = mdkv.transformers.Cache(model.config, 1.0, **options)
+        expected, found = (in_calls(model, one, ids, mask, chunk) for one in (plain(model), cache))
+        rows = [b for b, pad in enumerate(pads) if pad < 90]
+        torch.testing.assert_close(found[rows], expected[rows], rtol=2e-4, atol=2e-4)
+        if max(90 - pad for pad in pads) > 1:
+            assert all(layer.rope == rope for layer in cache.compressed), (pads, chunk)
+        assert [layer.lengths() for layer in cache.compressed] == [[96 - pad for pad in pads]] * len(cache.compressed)
+    mask = torch.ones_like(ids)
+    mask[0, :33], mask[1, :40] = 0, 0
+    for chunk in (16,) if kind != "llama" else (1, 16):
+        options = dict(attention_mask=mask, max_new_tokens=5, do_sample=False, prefill_chunk_size=chunk)
+        cache = mdkv.transformers.Cache(model.config, 1.0, preset, while_reading=reading, prompt_tokens=90)
+        assert torch.equal(model.generate(ids, **{CACHE_ARGUMENT: cache}, **options),
+                           model.generate(ids, **{CACHE_ARGUMENT: plain(model)}, **options))
+        assert cache.compressed[0].packed[0].compressed_tokens == 57
+
+
+def viewed(module, arguments):
+    """Flattens an argument of a layer by view, as quantised layers do."""
+    rows = arguments[0]
+    return (rows.view(-1) if isinstance(module, torch.nn.Embedding) else rows.view(-1, rows.shape[-1])).view(rows.shape)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("reading", [False, True])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "phi3", "qwen3"])
+def test_layers_that_flatten_by_view(kind, reading):
+    more = {"gpt2": dict(n_embd=64, n_layer=2, n_head=4, n_positions=512)}
+    model, ids, mask = small(kind, **more.get(kind, {})), text(90, batch=2), torch.ones(2, 90, dtype=torch.int64)
+    mask[1, :20] = 0
+    expected = in_calls(model, plain(model), ids, mask, 40)
+    for module in model.modules():
+        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding, transformers.pytorch_utils.Conv1D)):
+            module.register_forward_pre_hook(lambda *call: (viewed(*call),))
+    for preset in ("best", "any_question") + (() if reading else ("by_window",)):
+        cache = mdkv.transformers.Cache(model.config, 1.0, preset, while_reading=reading)
+        torch.testing.assert_close(in_calls(model, cache, ids, mask, 40), expected, rtol=1e-4, atol=1e-4)
+        cache = mdkv.transformers.Cache(model.config, 1.0, preset, while_reading=reading)
+        model(ids, **{CACHE_ARGUMENT: cache}, attention_mask=mask)
 
 
 def test_rotary_encodings_that_are_refused():
@@ -608,8 +698,9 @@ def test_rotary_encodings_that_are_refused():
     logits(model, mdkv.transformers.Cache(model.config, preset="by_window"), ids, (50, 1))
     with refused("depend on the text's length"):
         measured(small("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}))
-    model = small("llama")  # an encoding that is not its configuration's
-    model.model.rotary_emb.inv_freq *= 1.01
+    model = small("llama")  # an encoding that neither its buffers nor its configuration tell
+    forward = model.model.rotary_emb.forward
+    model.model.rotary_emb.forward = lambda states, position_ids: forward(states, 1.01 * position_ids)
     with refused("layer 0 depend on positions in another way than by the rotation that the configuration tells"):
         measured(model)
     model = small("hunyuan_v1_dense")  # normalised after the rotation, by weights
@@ -617,9 +708,6 @@ def test_rotary_encodings_that_are_refused():
         model.model.layers[0].self_attn.key_layernorm.weight.copy_(torch.linspace(0.5, 1.5, 16))
     with refused("layer 0 depend on positions in another way"):
         measured(model)
-    with refused("must read two tokens"):
-        model = small("llama")
-        logits(model, mdkv.transformers.Cache(model.config, prompt_tokens=50), text(60), (1, 49, 1))
 
 
 def test_the_measurement_changes_nothing():

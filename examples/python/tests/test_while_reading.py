@@ -102,6 +102,35 @@ def test_read_and_questions_in_copies():
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+def test_read_after_other_tokens():
+    model, ids = small("llama"), text(120, batch=2)
+    for make in (plain, lambda one: reading(one, 1.0), lambda one: mdkv.transformers.Cache(one.config, 1.0, tail=100)):
+        for mask in (None, torch.cat([torch.ones(1, 120), (torch.arange(120) >= 15)[None]]).long()):
+            whole, cache = plain(model), make(model)
+            expected = mdkv.transformers.read(model, ids, whole, attention_mask=mask).logits
+            mdkv.transformers.read(model, ids[:, :50], cache, 20, None if mask is None else mask[:, :50])
+            torch.testing.assert_close(mdkv.transformers.read(model, ids[:, 50:], cache, 20, mask).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_arguments_of_read():
+    model, ids, mask = small("llama"), text(90), torch.ones(1, 90)
+    for given, options, match in (
+            (ids, {"chunk": 0}, "read: chunk is 0; it must be a whole number of tokens, at least 1"), (ids, {"chunk": -5}, "chunk is -5"),
+            (ids, {"chunk": 2.5}, "chunk is 2.5"), (ids, {"chunk": None}, "chunk is None"), (ids, {"chunk": "16"}, "chunk is '16'"),
+            (ids[:, :0], {}, r"read: ids has the shape \[1, 0\]; it must be \[B, n\]"), (ids[:0], {}, r"the shape \[0, 90\]"),
+            (ids[0], {}, r"the shape \[90\]"), (ids[None], {}, r"the shape \[1, 1, 90\]"), (ids.tolist(), {}, "read: ids is of type list"),
+            (ids.float(), {}, "ids is of torch.float32; it must be of torch.int64"), (ids > 5, {}, "ids is of torch.bool"),
+            (ids, {"attention_mask": mask[:, :80]}, r"attention_mask has the shape \[1, 80\]; it must be \[1, 90\]"),
+            (ids, {"attention_mask": mask.expand(2, 90)}, r"the shape \[2, 90\]; it must be \[1, 90\]"),
+            (ids, {"attention_mask": mask[0]}, r"the shape \[90\]"), (ids, {"attention_mask": [1] * 90}, "attention_mask is of type list"),
+            (ids, {"cache": None}, "read: cache is of type NoneType")):
+        for cache in (reading(model), mdkv.transformers.Cache(model.config), plain(model)):
+            with pytest.raises(ValueError, match=match):
+                mdkv.transformers.read(model, given, **{"cache": cache, **options})
+            assert cache.get_seq_length() == 0
+
+
 def test_calls_of_any_length():
     model, ids = small("llama"), text(640)
     expected = logits(model, plain(model), ids, (600, 1, 8))

@@ -41,7 +41,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         self.held, self.queries = None, None    # keys [B, H, N, D], values [B, H, N, Dv]; last queries [B, H*G, n, D]
         self.replayed, self.lse = [], []        # tokens of each sequence that were replayed; log-sum-exps [H*G, n]
         self.token_rungs = []                   # TokenRungs of each sequence, if Cache.keep_rungs and tail are given
-        self.rope = None                        # encoding, if the preset replays: an mdkv.Rope, or its arguments
+        self.rope = None                        # encoding, if the preset replays: an mdkv.Rope, its arguments, or not known yet
+        self.measurement = rotary.Measurement() # measures it
         self.given = None                       # keys and values of this call, if the prompt is compressed while it is read
         self.later = []                         # queries, keys and values of tokens that the prompt's last call had after it
 
@@ -212,7 +213,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             unserved.append(f"queries in {query.dtype} on keys in {self.dtype}")
         pads = self._padding(mask, query.shape[2]) if not unserved else None
         if pads is None:
-            unserved.append("an attention mask that is not causal with padding on the left of the prompt")
+            unserved.append("an attention mask that is not causal with padding on the left of the prompt"
+                            + ("; prompt_tokens says where it ends if several calls read it" if self.packed else ""))
         if unserved:
             raise NotImplementedError("mdkv: not served: " + unserved[0])
         if self.packed:
@@ -300,7 +302,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         replays = preset.replayed and self.cache.losses is None
         if replays:
             self._find_rope(module, later >= 0)
-        if not group.prompts:
+        if not group.prompts and (self.rope is not None or not replays):
             group.begin(preset, self.rope, query, *self.held, self.pads)
         self.replayed = self.replayed or [0] * self.batch
         queries = self._joined(query)
@@ -309,7 +311,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             unread[b], chunk = length - self.replayed[b], preset.replayed["chunk"]
             for count in (unread[b] // chunk * chunk, unread[b] % chunk if later >= 0 else 0):  # the rest is read at the end
                 rows = [one[b, :, one.shape[2] - unread[b] :][:, :count] for one in (queries, *self.held)]
-                if count > 0:
+                if count > 0 and group.prompts:
                     group.prompts[b].read_chunk(group.layers.index(self), length - unread[b], *rows)
                 unread[b] -= count
             self.replayed[b] = length - unread[b]
@@ -319,11 +321,11 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             group.finish(self)
 
     def _find_rope(self, module, last):
-        """Measures the encoding in the first call; all layers of a group have the same."""
+        """Measures the encoding as soon as a sequence has two tokens; all layers of a group have the same."""
         if self.rope is not None:
             return
         self.rope = self.cache.rope or self._measured_rope(module, last)
-        other = next((one for one in self.group.layers if one.rope is not None and one.rope != self.rope), None)
+        other = self.rope and next((one for one in self.group.layers if one.rope is not None and one.rope != self.rope), None)
         if other is not None:
             raise NotImplementedError(f"mdkv: layers {other.index} and {self.index} have different rotary encodings" + rotary.HINT)
 
@@ -331,7 +333,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         """Arguments of `mdkv.Rope`; `last`: this call reads the prompt's end. A single token has no other position."""
         if last and max(self.lengths()) < 2:
             return {"frequencies": [0.0] * (self.key_dim // 2)}
-        return rotary.rope_of(self.cache.config, module, self.key_dim, self.pads)
+        return self.measurement.rope(self.cache.config, module, self.key_dim, self.pads, self.tokens)
 
     def rows(self):
         """For each sequence its last queries, its keys, values, and the queries' log-sum-exps, which are found once."""

@@ -249,7 +249,7 @@ class _Group:
         """Takes a layer whose prompt was read; after the last one, packs all of them and frees their tensors."""
         for prompt, rows in zip(self.prompts, layer.rows()):
             if self.cache.losses is not None:
-                prompt.take_losses(self.layers.index(layer), self.cache.losses(layer.index, *rows[:3]))
+                prompt.take_losses(self.layers.index(layer), self.cache.losses(layer.index, *(one.contiguous() for one in rows[:3])))
             prompt.finish_layer(self.layers.index(layer), *rows)
         self.unfinished -= 1
         if self.unfinished > 0:
@@ -265,30 +265,51 @@ class _Group:
 
 @torch.no_grad()
 def read(model, ids, cache, chunk=CHUNK, attention_mask=None):
-    """Reads a prompt by calls of the model of at most `chunk` tokens into an empty cache, with or without `while_reading`:
+    """Reads a prompt by calls of the model of at most `chunk` tokens into a cache, with or without `while_reading`:
 
         cache = mdkv.transformers.Cache(model.config, budget=0.125, preset="any_question", while_reading=True)
         mdkv.transformers.read(model, document, cache)           # ids [B, n]
 
-    attention_mask [B, n] is 0 for padding, on the left. Returns the last call's output, with the logits of the last token.
+    attention_mask [B, n] is 0 for padding, on the left; if the cache holds m tokens already, it is [B, m + n], of all of them.
+    Returns the last call's output, with the logits of the last token. Raises ValueError for arguments.
     """
+    if not isinstance(cache, cache_utils.Cache):
+        raise ValueError(f"mdkv: read: cache is of type {type(cache).__name__}; it must be a Cache, of mdkv or of transformers")
+    before = cache.get_seq_length()
+    _expects_readable_ids(ids, before, chunk, attention_mask)
     takes, tokens = inspect.signature(model.forward).parameters, ids.shape[1]
     places = None if attention_mask is None else (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
     ends = isinstance(cache, Cache) and cache.prompt_tokens is None  # nothing tells yet where the prompt ends
     try:
         if ends:
-            cache.prompt_tokens = cache.get_seq_length() + tokens
+            cache.prompt_tokens = before + tokens
         for first in range(0, tokens, chunk):
-            rows = slice(first, first + chunk)
+            end = min(first + chunk, tokens)
             options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
             if places is not None:
-                options["attention_mask"] = attention_mask[:, : rows.stop]
-                options |= {"position_ids": places[:, rows]} if "position_ids" in takes else {}
-            output = model(ids[:, rows], **{CACHE_ARGUMENT: cache}, **options)
+                options["attention_mask"] = attention_mask[:, : before + end].contiguous()
+                options |= {"position_ids": places[:, before + first : before + end].contiguous()} if "position_ids" in takes else {}
+            output = model(ids[:, first:end].contiguous(), **{CACHE_ARGUMENT: cache}, **options)
     finally:
         if ends:
             cache.prompt_tokens = None
     return output
+
+
+def _expects_readable_ids(ids, before, chunk, mask):
+    """Arguments of `read` into a cache of `before` tokens."""
+    if not isinstance(chunk, numbers.Integral) or isinstance(chunk, bool) or chunk < 1:
+        raise ValueError(f"mdkv: read: chunk is {chunk!r}; it must be a whole number of tokens, at least 1")
+    if not isinstance(ids, torch.Tensor):
+        raise ValueError(f"mdkv: read: ids is of type {type(ids).__name__}; it must be a tensor [B, n]")
+    if ids.ndim != 2 or 0 in ids.shape:
+        raise ValueError(f"mdkv: read: ids has the shape {list(ids.shape)}; it must be [B, n] of at least one sequence and one token")
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"mdkv: read: ids is of {ids.dtype}; it must be of torch.int64 or torch.int32")
+    shape = [ids.shape[0], before + ids.shape[1]]
+    if mask is not None and (not isinstance(mask, torch.Tensor) or list(mask.shape) != shape):
+        given = f"has the shape {list(mask.shape)}" if isinstance(mask, torch.Tensor) else f"is of type {type(mask).__name__}"
+        raise ValueError(f"mdkv: read: attention_mask {given}; it must be {shape}, a number for each token that the cache and ids have")
 
 
 def _expects_readable(while_reading, preset, group, keep_rungs):
