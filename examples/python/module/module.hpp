@@ -39,7 +39,7 @@ struct device_object
 template <class Call>
 auto unlocked(Call const& call)
 {
-    nb::gil_scoped_release const others;
+    others_run const meanwhile;
     return call();
 }
 

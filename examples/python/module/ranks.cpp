@@ -160,7 +160,7 @@ void bind_ranks(nb::module_& m)
         .def_prop_ro("exchanges", &python_ranks::exchanges, "Calls of the functions so far.")
         .def_prop_ro("bytes", &python_ranks::bytes, "Bytes that this rank has given to the functions so far.")
         .def(
-            "refuse", [](python_ranks const& x) { refuse(x); }, nb::call_guard<nb::gil_scoped_release>(),
+            "refuse", [](python_ranks const& x) { refuse(x); }, nb::call_guard<others_run>(),
             "Tells the other ranks that this one does not make its next call: theirs raises. Calls of a prompt, and "
             "folds, whose arguments are refused do it themselves.");
 }

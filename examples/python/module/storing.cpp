@@ -122,7 +122,7 @@ auto with_layers(
         if (!nb::isinstance<layer_object>(one)) { throw nb::type_error("write: layers are no sequence of mdkv.Layer"); }
         layers.push_back(nb::cast<layer_object const&>(one).of.get());
     }
-    nb::gil_scoped_release const others;
+    others_run const meanwhile;
     std::vector<turn_lock*> places;
     for (layer const* const one : layers) { places.push_back(one->turn().mutex()); }
     std::ranges::sort(places); // two calls take several turns in one order
@@ -214,7 +214,7 @@ public:
         std::uint32_t element = 0;
         constexpr auto where  = offsetof(mdkv::detail::file_header, element);
         if (file.size() >= where + sizeof element) { std::memcpy(&element, file.data() + where, sizeof element); }
-        nb::gil_scoped_release const others;
+        others_run const meanwhile;
         if (element == 2) { caches_ = mdkv::read<mdkv::half>(file, *identity, how); }
         else if (element == 3) { caches_ = mdkv::read<mdkv::bfloat16>(file, *identity, how); }
         else { caches_ = mdkv::read<float>(file, *identity, how); } // which refuses everything else

@@ -5,7 +5,10 @@
 
 A chunk goes back to an engine whose attention reads plain tensors, and may be read by any prompt that begins with it. All its
 tokens therefore stay, and each token of each head takes 4, 8 or all bits a number, such that attention changes least. LMCache
-has no queries here: the keys of eight tokens of each head stand for them, centred and scaled.
+has no queries here: the keys of eight tokens of each head stand for them, centred, each channel divided by its variance.
+
+Biases, and channels that are much smaller or larger than others, are taken out of keys and values first, without rounding:
+`_levelled`. The file's attachment holds what brings them back.
 """
 import math
 
@@ -17,7 +20,7 @@ from lmcache.v1.distributed.serde.factory import register_serde_factory
 
 import mdkv
 
-_QUERIES, _PAGE, _SECTIONS = 8, 4096, 7
+_QUERIES, _PAGE, _SECTIONS, _CONSTANT = 8, 4096, 7, -128
 _PRESET = mdkv.presets.by_window.replace(name="chunk", ratios=mdkv.RatioSet("int4", "int8", "full"), window=0, queries=_QUERIES,
                                          pooling={"width": 1}, stand_ins=0, uniform=0.0, early_weight=0.0)
 
@@ -43,17 +46,21 @@ class MdkvSerializer(Serializer):
         tensor, to = _tensor(src), _bytes(dst)
         layers, tokens, heads = _sizes(tensor.shape, self.head_dim)
         size = self._size(tensor.shape, tensor.dtype)
-        limit = (size - _records(tensor.shape, self.head_dim)) // layers // 64 * 64
+        limit = (size - _records(tensor.shape, tensor.dtype, self.head_dim)) // layers // 64 * 64
         prompt = mdkv.Prompt(_PRESET, layers=layers, heads=heads, key_dim=self.head_dim, tokens=tokens,
                              dtype=str(tensor.dtype).removeprefix("torch."), backend=self.backend)
-        rows = [tuple(one.reshape(tokens, heads, -1).transpose(0, 1) for one in (tensor[0, i], tensor[1, i])) for i in range(layers)]
+        rows, levels = [], []
+        for i in range(layers):
+            pair = [_levelled(tensor[j, i].reshape(tokens, heads, -1).transpose(0, 1), j == 1) for j in (0, 1)]
+            rows.append([one for one, _ in pair])
+            levels += [level for _, level in pair]
         queries = [_queries(keys) for keys, _ in rows]
         for i, one in enumerate(rows):
             prompt.finish_layer(i, queries[i], *one)
         prompt.allocate(mdkv.Budget.bytes(max(limit, 0)))
         packed = [prompt.pack(i, queries[i], *one)[0] for i, one in enumerate(rows)]
         positions = [numpy.argsort(prompt.rungs_of(i), axis=1, kind="stable").astype(numpy.int32) for i in range(layers)]
-        made = mdkv.write(packed, positions=positions, tokens=numpy.zeros(tokens), **_identity(key))
+        made = mdkv.write(packed, positions=positions, tokens=numpy.zeros(tokens), attachment=torch.cat(levels).numpy().tobytes(), **_identity(key))
         if len(made) > len(to):
             raise ValueError(f"mdkv: the chunk takes {len(made)} bytes; dst has {len(to)}")
         to[:len(made)] = torch.from_numpy(made)
@@ -67,7 +74,7 @@ class MdkvSerializer(Serializer):
         layers, tokens, heads = _sizes(shape, self.head_dim)
         size = int(self.share * math.prod(shape) * dtype.itemsize) // 64 * 64
         codes = (self.head_dim + 1) // 2 + 4 * -(-self.head_dim // 64)
-        least = _records(shape, self.head_dim) + layers * (2 * heads * (tokens * codes + self.head_dim * dtype.itemsize) + 64)
+        least = _records(shape, dtype, self.head_dim) + layers * (2 * heads * (tokens * codes + self.head_dim * dtype.itemsize) + 64)
         if size < least:
             raise ValueError(f"mdkv: share {self.share} of a chunk {tuple(shape)} is {size} bytes; 4 bits of all tokens take "
                              f"{least}, a share of {least / (math.prod(shape) * dtype.itemsize):.3f}")
@@ -89,6 +96,7 @@ class MdkvDeserializer(Deserializer):
         if (len(stored), stored.heads, stored.tokens) != (layers, heads, tokens) or stored.dtype != str(tensor.dtype).removeprefix("torch."):
             raise ValueError(f"mdkv: the bytes are of {len(stored)} layers, {stored.heads} heads, {stored.tokens} tokens in "
                              f"{stored.dtype}; the chunk is of {layers}, {heads}, {tokens} in {tensor.dtype}")
+        levels = _levels(stored.attachment, tensor)
         for i in range(layers):
             positions, layer = torch.from_numpy(numpy.array(stored.positions(i), numpy.int64)), stored.layer(i)
             dims = (layer.key_dim, layer.value_dim)
@@ -99,15 +107,30 @@ class MdkvDeserializer(Deserializer):
                 raise ValueError(f"mdkv: the positions of layer {i} are not those of all tokens")
             rows = torch.empty((2, heads, tokens, self.head_dim), dtype=tensor.dtype)
             layer.unpack(rows[0], rows[1])
-            for one, to in zip(rows, tensor[:, i]):
+            for j, to in enumerate(tensor[:, i]):
+                one = rows[j] if levels is None else _restored(rows[j], levels[i, j])
                 to.view(tokens, heads, -1).transpose(0, 1).scatter_(1, positions[..., None].expand_as(one), one)
 
 
-def _records(shape, head_dim):
+def _records(shape, dtype, head_dim):
     """Most bytes of a file beside the arenas."""
     layers, _, heads = _sizes(shape, head_dim)
     positions = 4 * math.prod(shape) // (2 * head_dim)
-    return _SECTIONS * _PAGE + _PAGE + layers * (296 + 8 + 456 * heads + 2 * 64) + positions + shape[2] // 8
+    return (_SECTIONS * _PAGE + _PAGE + layers * (296 + 8 + 456 * heads + 2 * 64) + positions + shape[2] // 8
+            + _level_bytes(shape, dtype))
+
+
+def _level_bytes(shape, dtype):
+    """Bytes of the levels of all keys and values."""
+    return 2 * shape[1] * shape[3] * (dtype.itemsize + 1)
+
+
+def _levels(attachment, tensor):
+    """[L, 2, bytes]  levels of the layers' keys and values; None if the file has none."""
+    need = _level_bytes(tensor.shape, tensor.dtype)
+    if len(attachment) not in (0, need):
+        raise ValueError(f"mdkv: the attachment has {len(attachment)} bytes; the levels of a chunk {tuple(tensor.shape)} have {need}")
+    return torch.frombuffer(bytearray(attachment), dtype=torch.uint8).view(tensor.shape[1], 2, -1) if attachment else None
 
 
 def _sizes(shape, head_dim):
@@ -116,16 +139,47 @@ def _sizes(shape, head_dim):
     return shape[1], shape[2], shape[3] // head_dim
 
 
-def _queries(keys):
-    """[H, _QUERIES, D] that stand for a model's, of keys [H, T, D]: the centred keys of tokens at even distances, each channel
-    divided by its variance, in a length at which logits of centred keys have a spread of about 1."""
-    x = keys.float()
+def _levelled(rows, together):
+    """Keys or values [H, T, D] without their level, and the level's bytes: of each channel a number that was subtracted, then of
+    each an exponent e; the rest was divided by 2^e, after which its spread is from 1 to 2^10. A channel of equal numbers has
+    e = _CONSTANT. `together`: the channels of a head have one e, because errors of values count alike. Bits are lost by numbers
+    below 2^-14 alone, in channels with a spread above 2^10."""
+    x = rows.double()
+    ends = torch.stack(x.aminmax(dim=1, keepdim=True))
+    middle = x.mean(dim=1, keepdim=True).to(rows.dtype)
+    near = ends / middle.double()
+    middle[~((near >= 0.5) & (near <= 2)).all(0)] = 0  # otherwise differences from it are exact
+    x -= middle.double()
     spread = x.std(dim=1, keepdim=True, correction=0)
-    spread = spread.clamp_min(1e-3 * float(spread.max()) + 1e-20)
-    places = torch.linspace(0, x.shape[1] - 1, _QUERIES).long()
-    found = (x - x.mean(dim=1, keepdim=True))[:, places] / spread.square()
-    found *= (1 / spread).norm(dim=-1, keepdim=True) / found.norm(dim=-1, keepdim=True).clamp_min(1e-20)
-    return found.clamp(-6e4, 6e4).to(keys.dtype)
+    spread = spread.amax(2, keepdim=True).expand_as(spread) if together else spread
+    exponents = torch.frexp(spread).exponent - 1
+    exponents = torch.where(exponents < 0, exponents, (exponents - 9).clamp(min=0)).clamp(-127, 127).to(torch.int8)
+    exponents[ends[0] == ends[1]] = _CONSTANT
+    return (x * torch.exp2(-exponents.double())).to(rows.dtype), torch.cat([middle.view(-1).view(torch.uint8), exponents.view(-1).view(torch.uint8)])
+
+
+def _restored(rows, level):
+    """The keys or values [H, T, D] that have this level, a part of the attachment."""
+    heads, _, dim = rows.shape
+    middle = level[:-heads * dim].view(rows.dtype).view(heads, 1, dim)
+    exponents = level[-heads * dim:].view(torch.int8).view(heads, 1, dim)
+    steps = torch.where(exponents == _CONSTANT, 0.0, torch.exp2(exponents.double()))
+    most = torch.finfo(rows.dtype).max
+    return (middle.double() + rows.double() * steps).clamp(-most, most).to(rows.dtype)
+
+
+def _queries(keys):
+    """[H, _QUERIES, D] that stand for a model's, of levelled keys [H, T, D]: the centred keys of tokens at even distances, each
+    channel divided by its variance, in a length at which logits of centred keys have a spread of about 1. Every channel has the
+    size that it has over all tokens: that of eight tokens may be anything, even 0, where others take their place."""
+    x = keys.float()
+    x, spread = x - x.mean(dim=1, keepdim=True), x.std(dim=1, keepdim=True, correction=0)
+    inverse = torch.where(spread > 0, 1 / spread, 0.0)
+    found = x[:, torch.linspace(0, x.shape[1] - 1, _QUERIES).long()] * inverse
+    found = found / found.norm(dim=-1, keepdim=True).clamp_min(1e-20)
+    size = found.square().mean(dim=1, keepdim=True).sqrt()
+    signs = torch.tensor([[1.0 - 2 * ((i & d).bit_count() % 2) for d in range(x.shape[2])] for i in range(_QUERIES)])
+    return (torch.where(size > 0, found / size, signs) * inverse).to(keys.dtype)
 
 
 def _identity(key):
