@@ -13,6 +13,7 @@
 
 #include "engine.hpp"
 #include "host.hpp"
+#include "interpreter.hpp"
 
 namespace mdkv_python
 {

@@ -16,6 +16,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "interpreter.hpp"
 #include "module.hpp"
 #include "ranks.hpp"
 #include "tensors.hpp"
@@ -88,12 +89,12 @@ private:
     template <class V>
     void exchange(nb::object const& function, char const* name, V* numbers, index_t n) const
     {
-        nb::gil_scoped_acquire const lock;
+        interpreter_lock const lock;
         auto const count      = static_cast<std::size_t>(n);
         nb::object const mine = numpy(std::vector<V>(numbers, numbers + count), {count});
         exchanges_ += 1;
         bytes_ += n * index_t{sizeof(V)};
-        nb::object const returned = function(mine);
+        nb::object const returned = called(function, mine);
         if (!returned.is_none())
         {
             throw nb::type_error(("Ranks: the function " + std::string{name}

@@ -50,9 +50,9 @@ using bytes_array  = nb::ndarray<std::uint8_t const, nb::ndim<1>, nb::c_contig, 
 [[nodiscard]] tokens_array tokens_of(nb::handle given)
 {
     nb::module_ const numpy = nb::module_::import_("numpy");
-    nb::object const flat   = numpy.attr("asarray")(given).attr("reshape")(-1);
-    nb::object const made   = flat.attr("astype")("int32");
-    if (!nb::cast<bool>(numpy.attr("array_equal")(flat, made)))
+    nb::object const flat   = called(called(numpy.attr("asarray"), given).attr("reshape"), nb::int_(-1));
+    nb::object const made   = called(flat.attr("astype"), nb::str("int32"));
+    if (!nb::cast<bool>(called(numpy.attr("array_equal"), flat, made)))
     {
         throw mdkv::invalid_argument{"tokens are no whole numbers of 32 bits"};
     }
