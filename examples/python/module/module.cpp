@@ -99,7 +99,7 @@ struct prompt_object
     nb::object ranks, layer_ranks; ///< mdkv.Ranks that the prompt refers to
 };
 
-using released = nb::call_guard<nb::gil_scoped_release>;
+using released = nb::call_guard<others_run>;
 
 [[nodiscard]] layer_facts facts_of(layer_object const& x)
 {
@@ -187,7 +187,7 @@ void bind_layer(nb::module_& m)
             "append",
             [](layer_object& x, input const& keys, input const& values) {
                 viewed const k{keys}, v{values};
-                nb::gil_scoped_release const others;
+                others_run const meanwhile;
                 x.of->append(*k, *v);
             },
             nb::arg("keys"), nb::arg("values"),
@@ -199,7 +199,7 @@ void bind_layer(nb::module_& m)
                 viewed const q{queries}, o{to, "attend: output"};
                 std::optional<viewed> l;
                 if (lse) { l.emplace(*lse, "attend: lse"); }
-                nb::gil_scoped_release const others;
+                others_run const meanwhile;
                 x.of->attend(*q, *o, l ? std::optional{**l} : std::nullopt, scale);
             },
             nb::arg("queries"), nb::arg("output"), nb::arg("lse") = nb::none(), nb::arg("scale") = 0.0F,
@@ -213,7 +213,7 @@ void bind_layer(nb::module_& m)
                 viewed const k{keys, "unpack: keys"}, v{values, "unpack: values"};
                 std::vector<index_t> rows;
                 {
-                    nb::gil_scoped_release const others;
+                    others_run const meanwhile;
                     rows = x.of->unpack(*k, *v);
                 }
                 return numpy(std::move(rows), {rows.size()});
@@ -305,7 +305,7 @@ void bind_prompt(nb::module_& m)
                 mdkv::expects(!x.preset.replayed || x.rotates, "Prompt: rope is missing; the preset \"", x.preset.name,
                     "\" rotates queries to later positions, for which it needs the model's, e.g. Rope(base=1e6)");
                 viewed_rows const all{q, k, v, std::nullopt};
-                nb::gil_scoped_release const others;
+                others_run const meanwhile;
                 x.of->read_chunk(layer, first, *all);
             },
             nb::arg("layer"), nb::arg("first"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"),
@@ -316,7 +316,7 @@ void bind_prompt(nb::module_& m)
             "take_losses",
             [](prompt_object& x, index_t layer, input const& losses) {
                 viewed const given{losses};
-                nb::gil_scoped_release const others;
+                others_run const meanwhile;
                 x.of->take_losses(layer, *given);
             },
             nb::arg("layer"), nb::arg("losses"),
@@ -329,7 +329,7 @@ void bind_prompt(nb::module_& m)
             [](prompt_object& x, index_t layer, input const& q, input const& k, input const& v,
                 std::optional<input> const& lse) {
                 viewed_rows const all{q, k, v, lse};
-                nb::gil_scoped_release const others;
+                others_run const meanwhile;
                 x.of->finish_layer(layer, *all);
             },
             nb::arg("layer"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("lse") = nb::none(),
@@ -353,7 +353,7 @@ void bind_prompt(nb::module_& m)
                 viewed_rows const all{q, k, v, lse};
                 packed_layer packed;
                 {
-                    nb::gil_scoped_release const others;
+                    others_run const meanwhile;
                     packed = x.of->pack(layer, *all);
                 }
                 return nb::make_tuple(
@@ -399,7 +399,7 @@ void bind_prompt(nb::module_& m)
             if (!on) { on = std::make_shared<host>(1); }
             std::vector<float> lse;
             {
-                nb::gil_scoped_release const others;
+                others_run const meanwhile;
                 lse = with_element(
                     element_name(queries), [&](auto type) { return log_sum_exps<decltype(type)>(*on, *q, *k, scale); });
             }

@@ -13,6 +13,7 @@
 
 #include "engine.hpp"
 #include "host.hpp"
+#include "interpreter.hpp"
 
 namespace mdkv_python
 {
@@ -39,7 +40,7 @@ struct device_object
 template <class Call>
 auto unlocked(Call const& call)
 {
-    nb::gil_scoped_release const others;
+    others_run const meanwhile;
     return call();
 }
 

@@ -16,6 +16,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "interpreter.hpp"
 #include "module.hpp"
 #include "ranks.hpp"
 #include "tensors.hpp"
@@ -88,12 +89,12 @@ private:
     template <class V>
     void exchange(nb::object const& function, char const* name, V* numbers, index_t n) const
     {
-        nb::gil_scoped_acquire const lock;
+        interpreter_lock const lock;
         auto const count      = static_cast<std::size_t>(n);
         nb::object const mine = numpy(std::vector<V>(numbers, numbers + count), {count});
         exchanges_ += 1;
         bytes_ += n * index_t{sizeof(V)};
-        nb::object const returned = function(mine);
+        nb::object const returned = called(function, mine);
         if (!returned.is_none())
         {
             throw nb::type_error(("Ranks: the function " + std::string{name}
@@ -160,7 +161,7 @@ void bind_ranks(nb::module_& m)
         .def_prop_ro("exchanges", &python_ranks::exchanges, "Calls of the functions so far.")
         .def_prop_ro("bytes", &python_ranks::bytes, "Bytes that this rank has given to the functions so far.")
         .def(
-            "refuse", [](python_ranks const& x) { refuse(x); }, nb::call_guard<nb::gil_scoped_release>(),
+            "refuse", [](python_ranks const& x) { refuse(x); }, nb::call_guard<others_run>(),
             "Tells the other ranks that this one does not make its next call: theirs raises. Calls of a prompt, and "
             "folds, whose arguments are refused do it themselves.");
 }

@@ -101,7 +101,7 @@ void bind_reader(nb::module_& m)
                 viewed const o{to, "attend: output"};
                 std::optional<viewed> l;
                 if (lse) { l.emplace(*lse, "attend: lse"); }
-                nb::gil_scoped_release const others;
+                others_run const meanwhile;
                 x.of->attend(layer, *all, *o, l ? std::optional{**l} : std::nullopt, ahead);
             },
             nb::arg("layer"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("output"),
@@ -117,7 +117,7 @@ void bind_reader(nb::module_& m)
             "tokens "
             "(read so far), limit_bytes and held_bytes of all layers' arenas, losses_bytes beside them, chosen.")
         .def(
-            "forget_chunk", [](reader_object& x) { x.of->forget_chunk(); }, nb::call_guard<nb::gil_scoped_release>(),
+            "forget_chunk", [](reader_object& x) { x.of->forget_chunk(); }, nb::call_guard<others_run>(),
             "Takes the tokens of the present chunk back from all layers, e.g. after an error in one of them.")
         .def(
             "finish",

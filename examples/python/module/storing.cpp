@@ -50,9 +50,9 @@ using bytes_array  = nb::ndarray<std::uint8_t const, nb::ndim<1>, nb::c_contig, 
 [[nodiscard]] tokens_array tokens_of(nb::handle given)
 {
     nb::module_ const numpy = nb::module_::import_("numpy");
-    nb::object const flat   = numpy.attr("asarray")(given).attr("reshape")(-1);
-    nb::object const made   = flat.attr("astype")("int32");
-    if (!nb::cast<bool>(numpy.attr("array_equal")(flat, made)))
+    nb::object const flat   = called(called(numpy.attr("asarray"), given).attr("reshape"), nb::int_(-1));
+    nb::object const made   = called(flat.attr("astype"), nb::str("int32"));
+    if (!nb::cast<bool>(called(numpy.attr("array_equal"), flat, made)))
     {
         throw mdkv::invalid_argument{"tokens are no whole numbers of 32 bits"};
     }
@@ -122,7 +122,7 @@ auto with_layers(
         if (!nb::isinstance<layer_object>(one)) { throw nb::type_error("write: layers are no sequence of mdkv.Layer"); }
         layers.push_back(nb::cast<layer_object const&>(one).of.get());
     }
-    nb::gil_scoped_release const others;
+    others_run const meanwhile;
     std::vector<turn_lock*> places;
     for (layer const* const one : layers) { places.push_back(one->turn().mutex()); }
     std::ranges::sort(places); // two calls take several turns in one order
@@ -214,7 +214,7 @@ public:
         std::uint32_t element = 0;
         constexpr auto where  = offsetof(mdkv::detail::file_header, element);
         if (file.size() >= where + sizeof element) { std::memcpy(&element, file.data() + where, sizeof element); }
-        nb::gil_scoped_release const others;
+        others_run const meanwhile;
         if (element == 2) { caches_ = mdkv::read<mdkv::half>(file, *identity, how); }
         else if (element == 3) { caches_ = mdkv::read<mdkv::bfloat16>(file, *identity, how); }
         else { caches_ = mdkv::read<float>(file, *identity, how); } // which refuses everything else

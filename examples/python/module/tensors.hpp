@@ -18,6 +18,7 @@
 #include <nanobind/ndarray.h>
 
 #include "engine.hpp"
+#include "interpreter.hpp"
 
 namespace mdkv_python
 {
@@ -162,7 +163,19 @@ nb::object numpy(std::vector<T>&& values, std::vector<std::size_t> const& shape)
 [[nodiscard]] inline bool is_negative(nb::handle tensor)
 {
     nb::object const method = nb::getattr(tensor, "is_neg", nb::none());
-    return PyCallable_Check(method.ptr()) != 0 && nb::cast<bool>(method());
+    return PyCallable_Check(method.ptr()) != 0 && nb::cast<bool>(called(method));
+}
+
+/// A tensor as DLPack's capsule if it gives one by a function of Python's, as torch's do; any other as it is.
+[[nodiscard]] inline nb::object exported(nb::handle tensor)
+{
+    nb::object const method = nb::getattr(tensor, "__dlpack__", nb::none());
+    if (method.is_none() || PyCFunction_Check(method.ptr()) != 0 || PyType_Check(tensor.ptr()) != 0) { return nb::borrow(tensor); }
+    auto const capsule = nb::steal(
+        with_interpreter([&] { return PyObject_CallFunctionObjArgs(method.ptr(), nullptr); }));
+    if (capsule.is_valid()) { return capsule; }
+    PyErr_Clear(); // nanobind asks again, by other names
+    return nb::borrow(tensor);
 }
 
 } // namespace mdkv_python
@@ -180,9 +193,9 @@ struct type_caster<mdkv_python::input_of<Args...>>
     bool from_python(handle given, Flags flags, cleanup_list* cleanup)
     {
         object plain = borrow(given);
-        if (mdkv_python::is_negative(given)) { plain = given.attr("resolve_neg")(); }
+        if (mdkv_python::is_negative(given)) { plain = mdkv_python::called(given.attr("resolve_neg")); }
         array made;
-        bool const good                       = made.from_python(plain, flags, cleanup);
+        bool const good = made.from_python(mdkv_python::exported(plain), flags, cleanup);
         static_cast<ndarray<Args...>&>(value) = std::move(made.value);
         return good;
     }
@@ -198,7 +211,7 @@ struct type_caster<mdkv_python::output>
     bool from_python(handle given, Flags flags, cleanup_list* cleanup)
     {
         array made;
-        bool const good                = made.from_python(given, flags, cleanup);
+        bool const good                = made.from_python(mdkv_python::exported(given), flags, cleanup);
         static_cast<ndarray<>&>(value) = std::move(made.value);
         value.negative                 = good && mdkv_python::is_negative(given);
         return good;

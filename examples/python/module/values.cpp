@@ -200,9 +200,10 @@ members<mdkv::preset> const preset_members{
     expects(share >= 0 && share <= 1, "budget: ", share,
         " is no share of the uncompressed bytes, from 0 to 1; bytes are Budget.bytes(n), tokens of each head "
         "Budget.kv_size(n)");
-    auto const exact = nb::module_::import_("fractions").attr("Fraction")(share).attr("limit_denominator")(1000000);
-    return mdkv::budget::fraction(
-        nb::cast<index_t>(exact.attr("numerator")), nb::cast<index_t>(exact.attr("denominator")));
+    nb::object const given = called(nb::module_::import_("fractions").attr("Fraction"), nb::float_(share));
+    nb::object const exact = called(given.attr("limit_denominator"), nb::int_(1000000));
+    nb::object const pair  = called(exact.attr("as_integer_ratio"));
+    return mdkv::budget::fraction(nb::cast<index_t>(pair[0]), nb::cast<index_t>(pair[1]));
 }
 
 } // namespace
