@@ -12,7 +12,7 @@ setup_compiler
 setup_model
 setup_text
 
-say "building mdkv_run (Release) in $build"
+say "building mdkv_run (Release) in $build (some minutes; a line a minute)"
 mkdir -p "$build"
 : >"$build/build.log"
 if ! { configure "$build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" \

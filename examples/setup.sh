@@ -107,7 +107,7 @@ minutely() {
         fi
         if ((SECONDS >= next)); then
             next=$((SECONDS + every))
-            say "${last:-still busy} (log: $log)"
+            say "$((SECONDS / 60)) min: ${last:-still busy} (log: $log)"
         fi
         ((code != 1)) || return 0
     done 3>>"$log"

@@ -168,13 +168,14 @@ template <class Show>
     for (std::size_t p = 0; p < counts.size(); ++p)
     {
         if (counts[p] == 0) { continue; }
-        all += (all.empty() ? "" : ", ") + cells[p * budgets].policy + " at " + std::to_string(counts[p]) + " of "
-               + std::to_string(budgets);
+        std::string const share = std::to_string(counts[p]) + " of " + std::to_string(budgets);
+        all += all.empty() ? cells[p * budgets].policy + " is nearest to the full cache at " + share + " budgets"
+                           : ", " + cells[p * budgets].policy + " at " + share;
     }
     std::size_t const texts = cells.empty() ? 0 : cells[0].kl.size();
     if (counts.size() < 2) { return text; }
-    return text + "Nearest to the full cache: " + all + " budgets, "
-           + (texts == 1 ? "on this one text" : "in the mean of " + std::to_string(texts) + " texts") + ".\n";
+    return text + "Conclusion, " + (texts == 1 ? "on this one text" : "in the mean of " + std::to_string(texts) + " texts") + ": "
+           + all + ".\n";
 }
 
 [[nodiscard]] inline nlohmann::json json_of(mean_cell const& cell)

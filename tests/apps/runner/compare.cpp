@@ -93,14 +93,15 @@ TEST_CASE("tokens per rung are all tokens before the window, those that a reader
         CAPTURE(one.budget);
         static_cast<void>(one.cache.read(text, {}, [](std::int64_t, std::int64_t) {}));
         auto const tokens = runner::detail::summary_of(one.cache).tokens;
-        std::int64_t all = 0, bytes = 3 * 2 * 8 * 64; // the windows'
+        std::int64_t const window = one.cache.window();
+        std::int64_t all = 0, bytes = 3 * 2 * window * 64; // the windows'
         for (std::size_t r = 0; r < tokens.size(); ++r)
         {
             CHECK(tokens[r] >= 0);
             all += tokens[r];
             bytes += tokens[r] * one.cache.chosen().ratios.bytes(r, {16, 16}, 2);
         }
-        CHECK(all == 3 * 2 * (400 - 8));
+        CHECK(all == 3 * 2 * (400 - window));
         CHECK(bytes <= one.cache.resident_bytes()); // which channels and stand-ins take, too
         CHECK((tokens[0] == 0) == (one.budget == "1/1"));
         CHECK(tokens[0] * 100 >= (one.budget == "1/8" ? 40 : 0) * all); // 4 bits a coordinate are .28 of the bytes
@@ -161,7 +162,7 @@ TEST_CASE("the conclusion names the nearest policy at each budget, whichever it 
              "50.0 % of the tokens.\n  KL of paper is 1.8 times that.\n"
              "At 5% (5.0 % of the full cache's bytes) paper is nearest to the full cache: KL 0.3333, the same likeliest token at "
              "50.0 % of the tokens.\n  KL of best is 1.8 times that.\n"
-             "Nearest to the full cache: paper at 1 of 2, best at 1 of 2 budgets, in the mean of 3 texts.\n");
+             "Conclusion, in the mean of 3 texts: paper is nearest to the full cache at 1 of 2 budgets, best at 1 of 2.\n");
     cells.resize(1);
     CHECK(runner::conclusion(cells, 1)
           == "At KV 64 (3.1 % of the full cache's bytes) paper is nearest to the full cache: KL 2.3333, the same likeliest token "
