@@ -123,18 +123,20 @@ template <mdkv::element T>
 /// \param policies   those of its rows
 [[nodiscard]] inline std::string legend(std::vector<policy> const& policies, std::int64_t window)
 {
-    std::string text = "bytes: those of the compressed context in all layers.\n"
-                       "KL nats: divergence of the next token's distribution from the full cache's. top-1 %: tokens at which "
-                       "both find\nthe same token likeliest. added NLL: nats by which the text's own next token is less likely. "
-                       "All are means over\nthe fed tokens.\n"
-                       "attend ms/token: attention in all layers, each cache on one thread.\n"
-                       "tokens per rung %: of the context's tokens, from the policy's first rung to its last; the last "
-                       + std::to_string(window)
-                       + " are left out\nwhere they are stored whole. Rung 0 drops a token, 1 keeps it as it is, 1/4 keeps a "
-                         "quarter of its coordinates,\n1:int4 keeps all of them in 4 bits each.\n";
+    std::string text =
+        "bytes: those of the compressed context in all layers.\n"
+        "KL nats: divergence of the next token's distribution from the full cache's. top-1 %: tokens at which\n"
+        "both find the same token likeliest. added NLL: nats by which the text's own next token is less likely.\n"
+        "All are means over the fed tokens.\n"
+        "attend ms/token: attention in all layers, each cache on one thread.\n"
+        "tokens per rung %: of the context's tokens, from the policy's first rung to its last; the last "
+        + std::to_string(window)
+        + " are\nleft out where they are stored whole. Rung 0 drops a token, 1 keeps it as it is, 1/4 keeps a quarter of\n"
+          "its coordinates, 1:int4 keeps all of them in 4 bits each.\n";
     for (policy const& p : policies)
     {
-        text += "  " + p.label + ": " + p.keeps + (p.source.starts_with("docs/") || p.source.empty() ? "" : "; " + p.source)
+        bool const published = p.source.starts_with("arXiv") || p.source.find(", arXiv") != std::string::npos;
+        text += "  " + p.label + ": " + p.keeps + (published ? "; " + p.source : "")
                 + (has_rungs(p) ? "; rungs " + text_of(p.ratios) : "") + "\n";
     }
     return text;
@@ -143,8 +145,8 @@ template <mdkv::element T>
 template <mdkv::element T>
 void print_comparison(std::vector<contestant<T>> const& all, std::int64_t steps)
 {
-    table shown{{"policy", "budget", "bytes", "% of full", "KL nats", "top-1 %", "added NLL", "compress s", "attend ms/token",
-        "tokens per rung %"}};
+    table shown{{"policy", "budget", "bytes", "% of full", "KL nats", "top-1 %", "added NLL", "compress s",
+        "attend ms/token", "tokens per rung %"}};
     for (contestant<T> const& one : all)
     {
         sequence_cache<T> const& cache = one.cache;
@@ -261,7 +263,8 @@ template <mdkv::element T>
     decode_workspace space;
     auto const begun = now();
     {
-        progress_bar bar{name + std::to_string(options.continuation) + " tokens through " + std::to_string(batch) + " caches"};
+        progress_bar bar{
+            name + std::to_string(options.continuation) + " tokens through " + std::to_string(batch) + " caches"};
         for (std::int64_t step = 0; step < options.continuation; ++step)
         {
             if (interrupt_requested()) { throw interrupted{}; }

@@ -246,7 +246,7 @@ std::vector<float> sequence_cache<T>::read(std::span<std::int32_t const> tokens,
     {
         mdkv::compress_report report;
         if (i == 0) { report.chosen = done.report.chosen; }
-        report.chosen.tokens = count_tokens(done.caches[i], tokens_); // the reader's are those that were left at the end
+        report.chosen.tokens = count_tokens(done.caches[i], tokens_); // the reader's are those left at its end
         layers_[i] =
             std::make_unique<packed_cache<T>>(std::move(done.caches[i]), own.query_heads / own.kv_heads, tail_tokens_);
         reports_.push_back(report);

@@ -351,7 +351,7 @@ int run_profile(session& run, common_options const& common, profile_options cons
         {
             if (!log->has(task.key))
             {
-                progress_bar{title}.show(static_cast<std::int64_t>(i), std::ssize(tasks)); // a child's lines are its own
+                progress_bar{title}.show(static_cast<std::int64_t>(i), std::ssize(tasks)); // a child has its own bars
                 log->add(profile_record_of(in_child_process([&] {
                     mdkv::cpu::thread_pool threads{run.threads()}; // the session's stayed in the parent
                     return line_of(measure_profile<T>(

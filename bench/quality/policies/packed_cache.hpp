@@ -101,10 +101,10 @@ template <mdkv::element T>
         mdkv::head_entry const& head = cache.view().heads[h];
         for (std::size_t r = 0; r < layout.rungs; ++r)
         {
-            bool const whole         = r == layout.full_rung; // its run also has the window, and stand-ins of no other run
-            std::int64_t const others = (whole ? layout.window : 0)
-                                        + (layout.stand_in_run == (whole ? layout.rungs : r) ? head.stand_ins : 0);
-            std::int64_t const own = head.runs[r].tokens - others;
+            bool const exact       = r == layout.full_rung; // this run has the window, too
+            std::size_t const run  = exact ? layout.rungs : r;
+            std::int64_t const own = head.runs[r].tokens - (exact ? layout.window : 0)
+                                     - (layout.stand_in_run == run ? head.stand_ins : 0);
             counted[r] += own;
             lacking -= own;
         }

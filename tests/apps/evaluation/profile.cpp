@@ -254,7 +254,8 @@ TEST_CASE("a prompt that is profiled while it is compressed shows its progress, 
     runner::progress_bar::plain_every = {};
     runner::profile_record one;
     auto const text = support::standard_error_of([&] {
-        one = runner::measure_profile<mdkv::half>(model, tokens, chosen, mdkv::budget::fraction(1, 8), key, {}, "profile 1 of 1");
+        one = runner::measure_profile<mdkv::half>(
+            model, tokens, chosen, mdkv::budget::fraction(1, 8), key, {}, "profile 1 of 1");
     });
     runner::progress_bar::plain_every = kept;
     CHECK(text.find("profile 1 of 1: reading 300 tokens while compressing them, ") != std::string::npos);

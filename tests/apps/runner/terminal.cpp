@@ -35,7 +35,8 @@ TEST_CASE("where there is no terminal a bar is a line a minute, however many bar
         runner::progress_bar::plain_every = kept;
         return text;
     };
-    CHECK(shown(std::chrono::milliseconds{0}) == "text 1: 25 %, 0 s left\ntext 2: 50 %, 0 s left\ntext 3: 75 %, 0 s left\n");
+    CHECK(shown(std::chrono::milliseconds{0})
+          == "text 1: 25 %, 0 s left\ntext 2: 50 %, 0 s left\ntext 3: 75 %, 0 s left\n");
     CHECK(shown(std::chrono::hours{1}).empty());
     CHECK(runner::progress_bar::plain_every == std::chrono::minutes{1});
 }
