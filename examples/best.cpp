@@ -14,7 +14,7 @@ namespace
 {
 constexpr index_t L = 4, H = 2, G = 3, D = 64, N = 1024, last = 64; // last queries that score
 
-/// The ten lines of README.md.
+/// The code of README.md.
 std::vector<cpu::cache<float>> compress(host const& on, prompt_shape<host> const& shape, auto& engine)
 {
     prompt<host, float> p{on, presets::best, shape};

@@ -90,6 +90,29 @@ die() {
     exit "$code"
 }
 
+# minutely LOG [SECONDS]: copies its input to the end of LOG, and prints once a minute the last line that has ninja's or ctest's counts
+minutely() {
+    local log=$1 every=${2:-60} line part='' last='' next=$((SECONDS + ${2:-60})) code
+    while true; do
+        code=0
+        IFS= read -r -t 1 line || code=$?
+        if ((code > 128)); then
+            part+=$line # what a quiet second leaves of a line
+        elif ((code == 0)) || [[ -n $part$line ]]; then
+            line=$part$line part=''
+            printf '%s\n' "$line" >&3
+            if [[ $line =~ ^\[[0-9]+/[0-9]+\] || $line =~ ^\ *[0-9]+/[0-9]+\ Test\ +#[0-9]+:\ [^\ ]+ ]]; then
+                last=${BASH_REMATCH[0]}
+            fi
+        fi
+        if ((SECONDS >= next)); then
+            next=$((SECONDS + every))
+            say "$((SECONDS / 60)) min: ${last:-still busy} (log: $log)"
+        fi
+        ((code != 1)) || return 0
+    done 3>>"$log"
+}
+
 # --- packages --------------------------------------------------------------------------------------------------------
 
 mdkv_is_installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null || true) == installed ]]; }
@@ -523,8 +546,8 @@ setup_llama_cpp() {
         -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_APP=OFF \
         -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF "-DCMAKE_C_FLAGS=$flags" "-DCMAKE_CXX_FLAGS=$flags" \
         >"$log" 2>&1 || die 1 "cmake refused; all it said is in $log"
-    cmake --build "$MDKV_LLAMA_CPP_BUILD" --parallel "$(build_jobs)" --target "${missing[@]}" 2>&1 | tee -a "$log" |
-        sed -un '/^\[[0-9]*0\/\|^\[\([0-9]*\)\/\1\]/s/^/mdkv: llama.cpp: /p' || die 1 "the build failed; all of its output is in $log"
+    cmake --build "$MDKV_LLAMA_CPP_BUILD" --parallel "$(build_jobs)" --target "${missing[@]}" 2>&1 | minutely "$log" ||
+        die 1 "the build failed; all of its output is in $log"
 }
 
 # setup_newer_llama_cpp: sets mdkv_newer_llama_cpp to the sources

@@ -73,14 +73,18 @@ leg() {
     mkdir -p "$folder"
     rm -f "$folder/results.xml"
     # shellcheck disable=SC2086 # lists of words
-    if ! { configure "$folder" "$@" && cmake --build "$folder" --parallel "$jobs" ${targets:+--target $targets} -- -k 0; } >"$log" 2>&1; then
+    : >"$log"
+    if ! { configure "$folder" "$@" && cmake --build "$folder" --parallel "$jobs" ${targets:+--target $targets} -- -k 0; } 2>&1 |
+        minutely "$log"; then
         grep -E 'error:|Error|^FAILED' "$log" | sed -n 1,60p || tail -n 40 "$log"
         note FAILED "$name: the build"
     fi
     say "$name: testing"
+    : >"$log.tests"
     # shellcheck disable=SC2086 # a list of words
     if ! ctest --test-dir "$folder" --parallel "$jobs" --output-on-failure --output-junit "$folder/results.xml" --no-tests=error \
-        --test-output-size-passed 100000000 --test-output-size-failed 100000000 $ctest_options >"$log.tests" 2>&1; then
+        --test-output-size-passed 100000000 --test-output-size-failed 100000000 $ctest_options 2>&1 |
+        minutely "$log.tests"; then
         grep -vE ' Passed +[0-9.]+ sec$|^ +Start +[0-9]+: ' "$log.tests" | tail -n 400 || true
     fi
     if [[ -f $folder/results.xml ]]; then

@@ -101,6 +101,21 @@ closing() {
 }
 check "a warning stands in the closing lines and counts as nothing" closing
 
+# counts INPUT...: what minutely prints of input that comes in a second and a half, and whether the log has all of it
+counts() {
+    bash -c "source '$root/examples/setup.sh'; rm -f '$folder/counted'
+        { printf '%s\n' \"\$@\"; sleep 1.5; printf end; } | minutely '$folder/counted' 1" - "$@" >"$folder/said"
+    [[ $(cat "$folder/counted") == "$(printf '%s\n' "$@" end)" ]]
+}
+counts_of_ninja() { counts '[1/9] cc a.cpp' '  note: [7/8]' '[2/9] cc b.cpp' && [[ $(cat "$folder/said") == 'mdkv: 0 min: [2/9] (log: '* ]]; }
+counts_of_ctest() { counts '      Start 3: c' ' 2/31 Test  #3: c .... Passed' && [[ $(cat "$folder/said") == 'mdkv: 0 min:  2/31 Test  #3: c (log: '* ]]; }
+no_counts() { counts 'cmake' && [[ $(cat "$folder/said") == 'mdkv: 0 min: still busy (log: '* ]]; }
+status_stays() { ! bash -c "set -o pipefail; source '$root/examples/setup.sh'; { echo; exit 3; } | minutely '$folder/counted'"; }
+check "a build's count is printed now and then, and its log is whole" counts_of_ninja
+check "the tests' count is printed, too" counts_of_ctest
+check "a build without counts yet says that it is busy" no_counts
+check "a build that fails has failed" status_stays
+
 # A reader that leaves early ends the writer with SIGPIPE, and pipefail makes that the pipe's status.
 no_early_reader() {
     ! grep -nE '\| *(grep (-[a-zA-Z]*q|-m|--quiet|--max-count)|head( |$)|sed [^|]*[0-9/;{]q|awk [^|]*exit)' "$@"

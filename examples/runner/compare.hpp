@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <span>
 #include <string>
@@ -60,7 +61,7 @@ template <mdkv::element T>
         {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}};
     auto const add_folding = [&](policy const& p, named_budget const& given) {
         all.push_back({given.text, sequence_cache<T>::folding(model, p, own.layers * given.limit.in_bytes(layer),
-                                       options.fold_every, common.window)});
+                                       options.fold_every, common.window, "--fold-every at " + given.text)});
     };
     auto const budgets = budgets_of(options);
     for (policy const& chosen : measured_policies(common, options))
@@ -88,10 +89,9 @@ template <mdkv::element T>
 [[nodiscard]] allocation_summary summary_of(sequence_cache<T> const& cache)
 {
     allocation_summary all;
-    all.tokens.resize(cache.chosen().ratios.size());
+    all.tokens = cache.tokens_by_rung();
     for (mdkv::compress_report const& report : cache.reports())
     {
-        for (std::size_t r = 0; r < all.tokens.size(); ++r) { all.tokens[r] += report.chosen.tokens[r]; }
         all.multiplier += report.chosen.multiplier / static_cast<double>(cache.reports().size());
         all.loss += report.chosen.loss;
         all.gap += report.chosen.gap();
@@ -113,22 +113,50 @@ template <mdkv::element T>
     return text;
 }
 
-template <mdkv::element T>
-void print_comparison(std::vector<contestant<T>> const& all, double prefill_seconds, std::int64_t steps)
+/// Whether the policy distributes tokens among rungs.
+[[nodiscard]] inline bool has_rungs(policy const& p)
 {
-    table shown{{"policy", "pool", "budget", "KL nats", "top-1 %", "dNLL", "resident", "of full %", "prefill s",
-        "compress s", "attend ms/token", "tokens per rung %"}};
+    return !p.whole() && p.kind != cache_kind::low_rank;
+}
+
+/// What the rows and columns of `print_comparison` are.
+/// \param policies   those of its rows
+[[nodiscard]] inline std::string legend(std::vector<policy> const& policies, std::int64_t window)
+{
+    std::string text =
+        "bytes: those of the compressed context in all layers.\n"
+        "KL nats: divergence of the next token's distribution from the full cache's. top-1 %: tokens at which\n"
+        "both find the same token likeliest. added NLL: nats by which the text's own next token is less likely.\n"
+        "All are means over the fed tokens.\n"
+        "attend ms/token: attention in all layers, each cache on one thread.\n"
+        "tokens per rung %: of the context's tokens, from the policy's first rung to its last; the last "
+        + std::to_string(window)
+        + " are\nleft out where they are stored whole. Rung 0 drops a token, 1 keeps it as it is, 1/4 keeps a quarter of\n"
+          "its coordinates, 1:int4 keeps all of them in 4 bits each.\n";
+    for (policy const& p : policies)
+    {
+        bool const published = p.source.starts_with("arXiv") || p.source.find(", arXiv") != std::string::npos;
+        text += "  " + p.label + ": " + p.keeps + (published ? "; " + p.source : "")
+                + (has_rungs(p) ? "; rungs " + text_of(p.ratios) : "") + "\n";
+    }
+    return text;
+}
+
+template <mdkv::element T>
+void print_comparison(std::vector<contestant<T>> const& all, std::int64_t steps)
+{
+    table shown{{"policy", "budget", "bytes", "% of full", "KL nats", "top-1 %", "added NLL", "compress s",
+        "attend ms/token", "tokens per rung %"}};
     for (contestant<T> const& one : all)
     {
         sequence_cache<T> const& cache = one.cache;
         policy const& p                = cache.chosen();
-        shown.add({p.label, p.has_parameter("pool") ? std::to_string(p.pooling.width) : "-", one.budget,
-            fixed(one.difference.kl(), 4), fixed(100 * one.difference.top1_agreement(), 1),
-            fixed(one.difference.nll_difference(), 4), size_text(cache.resident_bytes()),
+        shown.add({p.label, one.budget, size_text(cache.resident_bytes()),
             fixed(100.0 * static_cast<double>(cache.resident_bytes()) / static_cast<double>(cache.full_bytes()), 2),
-            fixed(prefill_seconds, 2), fixed(cache.compress_seconds(), 2),
+            fixed(one.difference.kl(), 4), fixed(100 * one.difference.top1_agreement(), 1),
+            fixed(one.difference.nll_difference(), 4), fixed(cache.compress_seconds(), 2),
             fixed(1000 * cache.attend_seconds() / static_cast<double>(steps), 2),
-            p.whole() ? "-" : shares_of(summary_of(cache).tokens)});
+            has_rungs(p) ? shares_of(cache.tokens_by_rung()) : "-"});
     }
     std::fputs(shown.text().c_str(), stdout);
     for (contestant<T> const& one : all)
@@ -146,7 +174,7 @@ template <mdkv::element T>
     sequence_cache<T> const& cache   = one.cache;
     allocation_summary const summary = summary_of(cache);
     nlohmann::json rungs             = nlohmann::json::array();
-    for (std::size_t r = 0; !cache.chosen().whole() && r < summary.tokens.size(); ++r)
+    for (std::size_t r = 0; has_rungs(cache.chosen()) && r < summary.tokens.size(); ++r)
     {
         rungs.push_back({{"rung", text_of(cache.chosen().ratios[r])}, {"tokens", summary.tokens[r]}});
     }
@@ -172,6 +200,7 @@ template <mdkv::element T>
 [[nodiscard]] text_result<T> compare_on(
     session& run, common_options const& common, compare_options const& options, std::string const& path)
 {
+    std::string const name = std::filesystem::path{path}.filename().string() + ": "; // begins lines of progress
     auto const total         = options.context + options.continuation + 1; // the last token fed has a successor, too
     auto const tokens        = first_tokens(run.words(), path, total,
                std::to_string(options.context) + " of context, " + std::to_string(options.continuation)
@@ -197,12 +226,16 @@ template <mdkv::element T>
     double compressing = 0;
     auto const start   = now();
     {
-        progress_bar bar{"prefill of " + std::to_string(options.context) + " tokens"};
+        progress_bar bar{name + "prefill of " + std::to_string(options.context) + " tokens"};
         static_cast<void>(prefill<T>(
             run.model(), std::span{tokens}.first(static_cast<std::size_t>(options.context)), queries, run.executor(),
             [&](layer_kv<T> const& kv) {
                 auto const begun = now();
-                for (auto& one : all) { one.cache.compress_layer(kv, run.executor(), scratch); }
+                for (auto& one : all)
+                {
+                    bar.again();
+                    one.cache.compress_layer(kv, run.executor(), scratch);
+                }
                 compressing += seconds(now() - begun);
             },
             [&](std::int64_t done, std::int64_t whole) {
@@ -221,7 +254,7 @@ template <mdkv::element T>
     {
         if (!one.cache.chosen().while_reading) { continue; }
         read_showing_progress(
-            one.cache, std::span{tokens}.first(static_cast<std::size_t>(options.context)), run.executor());
+            one.cache, std::span{tokens}.first(static_cast<std::size_t>(options.context)), run.executor(), name);
     }
 
     auto const batch      = all.size();
@@ -230,7 +263,8 @@ template <mdkv::element T>
     decode_workspace space;
     auto const begun = now();
     {
-        progress_bar bar{std::to_string(options.continuation) + " tokens through " + std::to_string(batch) + " caches"};
+        progress_bar bar{
+            name + std::to_string(options.continuation) + " tokens through " + std::to_string(batch) + " caches"};
         for (std::int64_t step = 0; step < options.continuation; ++step)
         {
             if (interrupt_requested()) { throw interrupted{}; }
@@ -300,7 +334,7 @@ int run_compare(session& run, common_options const& common, compare_options cons
     mdkv::expects(options.context >= 1, "context: ", options.context, " is not positive");
     mdkv::expects(options.continuation >= 1, "continue: ", options.continuation, " is not positive");
     static_cast<void>(budgets_of(options)); // mistakes in options show before the work
-    static_cast<void>(measured_policies(common, options));
+    auto const policies = measured_policies(common, options);
     nlohmann::json texts = nlohmann::json::array();
     std::vector<mean_cell> means;
     for (std::string const& path : options.text_paths)
@@ -311,15 +345,16 @@ int run_compare(session& run, common_options const& common, compare_options cons
             path.c_str(), static_cast<long long>(options.context), static_cast<long long>(options.continuation),
             mdkv::element_name<T>(), static_cast<long long>(common.window), run.threads(),
             parse_backend(common.backend) == backend_kind::cuda ? ", policies on the GPU" : "");
-        detail::print_comparison(result.all, result.prefill_seconds, options.continuation);
-        std::printf("KL(full || policy), agreement of the likeliest token and difference in NLL: means over the fed "
-                    "tokens. All caches decode in lock step: %.1f s.\n",
-            result.decode_seconds);
+        detail::print_comparison(result.all, options.continuation);
+        std::printf("Seconds: %.1f of prefill, %.1f for the fed tokens through all caches together.\n",
+            result.prefill_seconds, result.decode_seconds);
         nlohmann::json results = nlohmann::json::array();
         for (auto const& one : result.all) { results.push_back(detail::json_of(one, result.prefill_seconds)); }
         texts.push_back({{"text", path}, {"lock_step_decode_s", result.decode_seconds}, {"results", results}});
     }
+    std::fputs(("\n" + detail::legend(policies, common.window)).c_str(), stdout);
     if (options.text_paths.size() > 1 && !means.empty()) { detail::print_means(means, options); }
+    std::fputs(("\n" + conclusion(means, budgets_of(options).size())).c_str(), stdout);
     if (!options.json_path.empty())
     {
         nlohmann::json summary = nlohmann::json::array();

@@ -140,6 +140,46 @@ template <class Show>
         });
 }
 
+/// The figures in words: the nearest policy at each budget, the others' distance, and at how many budgets each is nearest.
+/// \param cells   [policies, budgets]
+[[nodiscard]] inline std::string conclusion(std::span<mean_cell const> cells, std::size_t budgets)
+{
+    std::string text;
+    std::vector<std::size_t> counts(cells.size() / budgets); // [policies] budgets at which it is nearest
+    for (std::size_t b = 0; b < budgets && !cells.empty(); ++b)
+    {
+        auto const kl    = [&](std::size_t p) { return cells[p * budgets + b].kl.mean(); };
+        std::size_t best = 0;
+        for (std::size_t p = 1; p < counts.size(); ++p) { best = kl(p) < kl(best) ? p : best; }
+        mean_cell const& nearest = cells[best * budgets + b];
+        text += "At " + nearest.budget + " (" + fixed(100 * nearest.share.mean(), 1) + " % of the full cache's bytes) "
+                + nearest.policy + " is nearest to the full cache: KL " + fixed(kl(best), 4)
+                + ", the same likeliest token at " + fixed(100 * nearest.top1.mean(), 1) + " % of the tokens.\n";
+        bool first = true;
+        for (std::size_t p = 0; p < counts.size(); ++p)
+        {
+            counts[p] += kl(p) == kl(best) ? 1 : 0;
+            if (p == best) { continue; }
+            text += (first ? "  KL of " : ", of ") + cells[p * budgets].policy + (first ? " is " : " ");
+            text += kl(best) > 0 ? fixed(kl(p) / kl(best), 1) + (first ? " times that" : "") : fixed(kl(p), 4);
+            first = false;
+        }
+        text += first ? "" : ".\n";
+    }
+    if (counts.size() < 2) { return text; }
+    std::size_t const texts = cells[0].kl.size();
+    text += "Conclusion, " + (texts == 1 ? "on this one text" : "in the mean of " + std::to_string(texts) + " texts");
+    bool first = true;
+    for (std::size_t p = 0; p < counts.size(); ++p)
+    {
+        if (counts[p] == 0) { continue; }
+        text += (first ? ": " : ", ") + cells[p * budgets].policy
+                + (first ? " is nearest to the full cache at " : " at ") + std::to_string(counts[p]) + " of " + std::to_string(budgets) + (first ? " budgets" : "");
+        first = false;
+    }
+    return text + ".\n";
+}
+
 [[nodiscard]] inline nlohmann::json json_of(mean_cell const& cell)
 {
     return {{"policy", cell.policy}, {"budget", cell.budget}, {"kl", cell.kl.json()}, {"top1", cell.top1.json()},

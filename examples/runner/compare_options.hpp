@@ -24,7 +24,7 @@ struct compare_options
     std::vector<std::int64_t> kv_sizes; // tokens per KV head
     std::vector<std::string> budgets;   // "5%", "1/16" or bytes a layer; without either: KV 64, 128, 256, 512
     std::int64_t fold_every = 0; // tokens after which caches fold them, tails within their bytes, too; 0: they grow
-    std::string policies    = "full,paper,paper_literal,evict,best";
+    std::string policies    = "full,best,any_question,by_window,paper,snapkv";
     std::string reference; // the policy whose KL the others' are divided by; none: ""
     std::string json_path;
     bool markdown = false; // the tables over all texts

@@ -247,13 +247,13 @@ inline void take(policy& p, mdkv::preset const& from)
         {"paper_literal", "MixedDimKV as its algorithm is printed: no pooling, every head paying for projections",
             "arXiv 2603.20616", k::mixed},
         {"evict", "token eviction by MixedDimKV's scores: ratio set 0, 1, no pooling", "arXiv 2603.20616", k::mixed},
-        {"by_window", "tokens in as many bits as they are worth, adaptive pooling, more queries than the window's",
+        {"by_window", "tokens in as many bits as they are worth to the last 64 queries; each layer its own budget",
             "docs/lab/2026-11/quality.md", k::mixed},
         {"by_window_h", "the same, heads of all layers sharing the budget by measured scores",
             "docs/lab/2026-11/quality.md", k::mixed, r::none, s::head_scores, {"beta", "scores"}},
-        {"best", "as by_window, the prompt's own queries replayed as well; one budget for all layers",
+        {"best", "as by_window, but also worth to the prompt's own queries, replayed; one budget for all layers",
             "docs/lab/2026-11/quality.md", k::mixed},
-        {"any_question", "as best, by replayed queries alone: for contexts whose questions come later",
+        {"any_question", "as best, by the replayed queries alone: for contexts whose questions come later",
             "docs/lab/2026-11/quality.md", k::mixed},
     };
     for (policy& p : all)

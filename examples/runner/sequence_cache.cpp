@@ -78,9 +78,10 @@ sequence_cache<T>::sequence_cache(
 
 template <mdkv::element T>
 sequence_cache<T> sequence_cache<T>::folding(
-    language_model const& model, policy chosen, std::int64_t max_bytes, std::int64_t every, std::int64_t window)
+    language_model const& model, policy chosen, std::int64_t max_bytes, std::int64_t every, std::int64_t window,
+    std::string const& option)
 {
-    fold_plan const plan = share_memory<T>(max_bytes, every, window, chosen, model.shape());
+    fold_plan const plan = share_memory<T>(max_bytes, every, window, chosen, model.shape(), option);
     return sequence_cache{model, std::move(chosen), plan, window};
 }
 
@@ -220,6 +221,7 @@ void sequence_cache<T>::compress_layer(
     }
     auto made = policy_.head_shares == 1 ? std::move(shares[0]) : put_together(shares, shape);
     compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    tokens_ = kv.tokens;
     full_bytes_ += own.kv_heads * kv.tokens * (own.key_dim + own.value_dim) * std::int64_t{sizeof(T)};
     for (made_cache& one : made)
     {
@@ -239,12 +241,14 @@ std::vector<float> sequence_cache<T>::read(std::span<std::int32_t const> tokens,
     auto done              = read_in_chunks<T>(*model_, tokens, preset, encoding_of(model_->rotation()),
         {.limit = limit_, .chunk = policy_.chunk, .slack = policy_.slack}, executor, scratch_,
         progress);
+    tokens_ = std::ssize(tokens);
     for (std::size_t i = 0; i < layers_.size(); ++i)
     {
-        layers_[i] =
-            std::make_unique<packed_cache<T>>(std::move(done.caches[i]), own.query_heads / own.kv_heads, tail_tokens_);
         mdkv::compress_report report;
         if (i == 0) { report.chosen = done.report.chosen; }
+        report.chosen.tokens = count_tokens(done.caches[i], tokens_); // the reader's are those left at its end
+        layers_[i] =
+            std::make_unique<packed_cache<T>>(std::move(done.caches[i]), own.query_heads / own.kv_heads, tail_tokens_);
         reports_.push_back(report);
     }
     most_bytes_       = done.most_bytes;
@@ -299,7 +303,22 @@ void sequence_cache<T>::attend(std::int64_t layer, float const* query, float con
         value = repeated_.data() + keys;
     }
     layers_[static_cast<std::size_t>(layer)]->attend(executor, scratch_, query, key, value, output);
+    tokens_ += layer == 0 ? 1 : 0;
     attend_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+template <mdkv::element T>
+std::vector<std::int64_t> sequence_cache<T>::tokens_by_rung() const
+{
+    std::vector<std::int64_t> all(policy_.ratios.size());
+    for (std::size_t i = 0; i < reports_.size(); ++i)
+    {
+        auto const* const packed = dynamic_cast<packed_cache<T> const*>(layers_[i].get());
+        auto const tokens        = ledger_ != nullptr && packed != nullptr ? count_tokens(packed->packed(), tokens_)
+                                                                           : reports_[i].chosen.tokens;
+        for (std::size_t r = 0; r < all.size(); ++r) { all[r] += tokens[r]; }
+    }
+    return all;
 }
 
 template <mdkv::element T>

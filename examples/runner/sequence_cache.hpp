@@ -41,10 +41,11 @@ public:
         language_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens);
 
     /// A cache that never takes more than max_bytes, all its buffers included: it folds the tokens that are appended.
-    /// \param every   tokens to append before they are folded
+    /// \param every    tokens to append before they are folded
+    /// \param option   the command's option that asks for folds, for messages
     /// \throws mdkv::invalid_argument   as share_memory
-    [[nodiscard]] static sequence_cache folding(
-        language_model const& model, policy chosen, std::int64_t max_bytes, std::int64_t every, std::int64_t window);
+    [[nodiscard]] static sequence_cache folding(language_model const& model, policy chosen, std::int64_t max_bytes,
+        std::int64_t every, std::int64_t window, std::string const& option = "--max-bytes");
 
     ~sequence_cache();
     sequence_cache(sequence_cache&&) noexcept;
@@ -98,7 +99,11 @@ public:
     /// The most bytes that caches and losses took at any time while the prompt was read; 0 if it was not read in chunks.
     [[nodiscard]] std::int64_t most_bytes() const noexcept { return most_bytes_; }
     [[nodiscard]] double attend_seconds() const noexcept { return attend_seconds_; }
+    /// What was chosen for the prompt.
     [[nodiscard]] std::vector<mdkv::compress_report> const& reports() const noexcept { return reports_; }
+    /// [rungs] tokens of all layers and heads as they are stored now, dropped ones included. Windows that are stored whole and
+    /// tokens that were not folded yet are left out.
+    [[nodiscard]] std::vector<std::int64_t> tokens_by_rung() const;
 
 private:
     sequence_cache(language_model const& model, policy chosen, fold_plan const& plan, std::int64_t window);
@@ -122,6 +127,7 @@ private:
     std::vector<std::vector<float>> really_replayed_; // [layers] losses, if there was a second prefill
     std::vector<float> repeated_;                     // [query_heads * (D + Dv)], the key and value being appended
     scratch_memory scratch_;
+    std::int64_t tokens_     = 0; // of the prompt, and appended to the first layer
     std::int64_t full_bytes_ = 0;
     std::int64_t most_bytes_ = 0;
     double compress_seconds_ = 0;
@@ -129,13 +135,15 @@ private:
 };
 
 /// Reads a prompt into a cache that is compressed while it is read, with a line of progress.
+/// \param what   begins the line
 /// \return logits [vocabulary] of the last token
 /// \throws interrupted   after Ctrl-C
 template <mdkv::element T>
 std::vector<float> read_showing_progress(
-    sequence_cache<T>& cache, std::span<std::int32_t const> tokens, mdkv::cpu::executor_ref executor)
+    sequence_cache<T>& cache, std::span<std::int32_t const> tokens, mdkv::cpu::executor_ref executor,
+    std::string const& what = "")
 {
-    std::string const title = "reading " + std::to_string(tokens.size()) + " tokens while compressing them";
+    std::string const title = what + "reading " + std::to_string(tokens.size()) + " tokens while compressing them";
     progress_bar bar{title};
     return cache.read(tokens, executor, [&](std::int64_t done, std::int64_t held) {
         bar.rename(title + ", " + size_text(held) + " held");

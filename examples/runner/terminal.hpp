@@ -45,15 +45,16 @@ inline void catch_interrupts()
     return detail::interrupt_seen != 0;
 }
 
-/// One line on standard error that is drawn again and again. Where standard error is no terminal: nothing at all, or,
-/// for long work, a plain line every so often.
+/// One line on standard error that is drawn again and again. Where standard error is no terminal: a plain line a minute,
+/// whichever of the process's bars is shown then.
 class progress_bar
 {
 public:
-    explicit progress_bar(std::string what, std::chrono::seconds plain_lines_every = std::chrono::seconds::zero())
+    static inline std::chrono::milliseconds plain_every{60'000}; // shorter in tests
+
+    explicit progress_bar(std::string what)
         : what_{std::move(what)}
         , terminal_{isatty(STDERR_FILENO) != 0}
-        , plain_every_{plain_lines_every}
     {}
     ~progress_bar() { clear(); }
     progress_bar(progress_bar const&)            = delete;
@@ -64,6 +65,8 @@ public:
     void show(std::int64_t done, std::int64_t total)
     {
         if (total <= 0) { return; }
+        done_  = done;
+        total_ = total;
         if (!terminal_) { return show_plainly(done, total); }
         auto const now = std::chrono::steady_clock::now();
         if (done < total && drawn_ && now - last_ < std::chrono::milliseconds{100}) { return; }
@@ -78,6 +81,9 @@ public:
         std::fflush(stderr);
     }
 
+    /// Shows the same again, in the middle of a long step.
+    void again() { show(done_, total_); }
+
     void clear()
     {
         if (drawn_) { std::fputs("\r\033[K", stderr); }
@@ -88,7 +94,7 @@ private:
     void show_plainly(std::int64_t done, std::int64_t total)
     {
         auto const now = std::chrono::steady_clock::now();
-        if (plain_every_ == std::chrono::seconds::zero() || now - last_plain_ < plain_every_) { return; }
+        if (now - last_plain_ < plain_every) { return; }
         last_plain_ = now;
         std::fprintf(stderr, "%s: %d %%, %s left\n", what_.c_str(), static_cast<int>(100 * done / total),
             time_left(done, total).c_str());
@@ -105,11 +111,12 @@ private:
 
     std::string what_;
     bool terminal_;
-    std::chrono::seconds plain_every_;
-    bool drawn_ = false;
+    bool drawn_         = false;
+    std::int64_t done_  = 0;
+    std::int64_t total_ = 0;
     std::chrono::steady_clock::time_point start_{std::chrono::steady_clock::now()};
     std::chrono::steady_clock::time_point last_{};
-    std::chrono::steady_clock::time_point last_plain_{start_};
+    static inline std::chrono::steady_clock::time_point last_plain_{std::chrono::steady_clock::now()};
 };
 
 /// Rows of text under headings; numbers to the right, the first column to the left.
@@ -217,7 +224,7 @@ private:
 [[nodiscard]] inline std::string size_text(std::int64_t bytes)
 {
     if (bytes < 10 * 1024) { return std::to_string(bytes) + " B"; }
-    if (bytes < 10 * 1024 * 1024) { return fixed(static_cast<double>(bytes) / 1024, 0) + " KiB"; }
+    if (bytes < 1024 * 1024) { return fixed(static_cast<double>(bytes) / 1024, 0) + " KiB"; }
     return fixed(static_cast<double>(bytes) / (1024 * 1024), 1) + " MiB";
 }
 

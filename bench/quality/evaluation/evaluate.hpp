@@ -347,7 +347,7 @@ void evaluate(evaluation_setting const& setting, std::string const& title, std::
     std::vector<detail::open_sample> const open = detail::open_samples(setting, samples, entrants, log);
     double total                                = 0;
     for (detail::open_sample const& left : open) { total += left.work; }
-    progress_bar bar{title, std::chrono::seconds{30}};
+    progress_bar bar{title};
     double done = 0;
     for (std::size_t i = 0; i < open.size(); ++i)
     {

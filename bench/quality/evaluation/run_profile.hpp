@@ -185,12 +185,12 @@ template <mdkv::element T>
     profile_record record{.key = key};
     sequence_cache<T> cache{model, chosen, limit, key.window, key.steps};
     auto const context = static_cast<std::size_t>(key.context);
-    progress_bar bar{title, std::chrono::seconds{30}};
+    progress_bar bar{title};
     double compressing = 0;
     auto const start   = now();
     if (chosen.while_reading)
     {
-        static_cast<void>(read_showing_progress(cache, tokens.first(context), executor));
+        static_cast<void>(read_showing_progress(cache, tokens.first(context), executor, title + ": "));
         compressing = cache.compress_seconds();
     }
     else
@@ -233,6 +233,7 @@ template <mdkv::element T>
                 float* out) { cache.attend(layer, query, one_key, value, out, executor); },
             logits, space);
         record.step_s.push_back(seconds(now() - begun));
+        bar.show(step + 1, key.steps);
     }
     record.attend_s = cache.attend_seconds();
     detail::take_reports(cache.reports(), chosen, record);
@@ -350,6 +351,7 @@ int run_profile(session& run, common_options const& common, profile_options cons
         {
             if (!log->has(task.key))
             {
+                progress_bar{title}.show(static_cast<std::int64_t>(i), std::ssize(tasks)); // a child has its own bars
                 log->add(profile_record_of(in_child_process([&] {
                     mdkv::cpu::thread_pool threads{run.threads()}; // the session's stayed in the parent
                     return line_of(measure_profile<T>(

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory_resource>
+#include <string>
 
 #include "runner/language_model.hpp"
 #include "runner/policies.hpp"
@@ -66,16 +67,19 @@ struct fold_ledger
 /// Divides the memory of a sequence's cache among the model's layers, all buffers included. One more share is for the layer
 /// that is being folded: its new cache is made before the old one goes.
 /// \param window   last tokens that stay as they are
+/// \param option   the command's option that asks for folds, for messages
 /// \throws mdkv::invalid_argument   the policy cannot be folded, or the bytes do not hold the windows, naming what would
 template <mdkv::element T>
-[[nodiscard]] fold_plan share_memory(
-    std::int64_t max_bytes, std::int64_t every, std::int64_t window, policy const& chosen, model_shape const& shape)
+[[nodiscard]] fold_plan share_memory(std::int64_t max_bytes, std::int64_t every, std::int64_t window,
+    policy const& chosen, model_shape const& shape, std::string const& option = "--max-bytes")
 {
-    mdkv::expects(chosen.kind == cache_kind::mixed, "--max-bytes: policy ", chosen.label,
+    mdkv::expects(chosen.kind == cache_kind::mixed, option, ": policy ", chosen.label,
         " cannot go on compressing while it decodes; those made of rungs can, such as paper and by_window");
-    mdkv::expects(chosen.share == sharing::uniform, "--max-bytes: policy ", chosen.label,
+    mdkv::expects(chosen.share == sharing::uniform, option, ": policy ", chosen.label,
         " shares bytes among the heads of all layers; here every layer gets the same");
-    mdkv::expects(chosen.ratios.can_drop(), "--max-bytes: policy ", chosen.label, " must be able to drop tokens");
+    mdkv::expects(chosen.ratios.can_drop(), option, ": policy ", chosen.label, " must be able to drop tokens");
+    mdkv::expects(!chosen.while_reading, option, ": policy ", chosen.label,
+        " is compressed while it is read, and its caches do not fold");
     constexpr std::int64_t element = sizeof(T);
     std::int64_t const heads       = chosen.per_query_head ? shape.query_heads : shape.kv_heads;
     std::int64_t const token       = heads * (shape.key_dim + shape.value_dim) * element;
@@ -85,7 +89,7 @@ template <mdkv::element T>
     std::int64_t const shares = shape.layers + 1;
     std::int64_t const least  = chosen.kept_window(window) * token;
     plan.arena                = max_bytes / shares - beside;
-    mdkv::expects(plan.arena >= least, "--max-bytes: ", max_bytes, " bytes do not hold the windows, the last ", every,
+    mdkv::expects(plan.arena >= least, option, ": ", max_bytes, " bytes do not hold the windows, the last ", every,
         " tokens and ", plan.queries, " queries of ", shape.layers, " layers; at least ", (least + beside) * shares,
         " are needed");
     return plan;

@@ -12,6 +12,7 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
+#include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/pack.hpp>
 
@@ -84,6 +85,32 @@ template <mdkv::element T>
 void grow_tail(mdkv::cpu::cache<T>& cache)
 {
     if (cache.appended() == cache.tail_capacity()) { cache.reserve_tail(2 * cache.tail_capacity() + 16); }
+}
+
+/// Tokens of all heads at each rung. Tokens that the cache no longer has count as dropped; a window that is stored whole and
+/// tokens in the tail are left out.
+/// \param tokens   tokens of the text so far
+template <mdkv::element T>
+[[nodiscard]] auto count_tokens(mdkv::cpu::cache<T> const& cache, std::int64_t tokens)
+{
+    mdkv::cache_layout const& layout = cache.layout();
+    decltype(mdkv::allocation::tokens) counted{};
+    std::int64_t lacking = layout.heads * (tokens - cache.appended() - layout.window);
+    for (std::int64_t h = 0; h < layout.heads; ++h)
+    {
+        mdkv::head_entry const& head = cache.view().heads[h];
+        for (std::size_t r = 0; r < layout.rungs; ++r)
+        {
+            bool const exact       = r == layout.full_rung; // this run has the window, too
+            std::size_t const run  = exact ? layout.rungs : r;
+            std::int64_t const own = head.runs[r].tokens - (exact ? layout.window : 0)
+                                     - (layout.stand_in_run == run ? head.stand_ins : 0);
+            counted[r] += own;
+            lacking -= own;
+        }
+    }
+    counted[0] += lacking;
+    return counted;
 }
 
 /// The ratio set of token selection: rung 0 drops a token, rung 1 keeps all of its coordinates.

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,8 +15,10 @@
 
 #include "runner/language_model.hpp"
 #include "runner/policies.hpp"
+#include "runner/terminal.hpp"
 #include "support/host.hpp"
 #include "support/scratch_folder.hpp"
+#include "support/standard_error.hpp"
 #include "support/synthetic_llama.hpp"
 
 namespace
@@ -237,6 +240,32 @@ TEST_CASE("contexts beyond the model's are refused before anything is run")
     CHECK(refuse({0}, {1}).find("context: 0") != std::string::npos);
     CHECK(refuse({}, {1}).find("context: none") != std::string::npos);
     CHECK(refuse({50}, {}).find("generate: none") != std::string::npos);
+}
+
+TEST_CASE("a prompt that is profiled while it is compressed shows its progress, and all of its tokens have rungs")
+{
+    support::synthetic_llama const llama{{.layers = 3, .key_dim = 8, .value_dim = 16}};
+    auto const model = runner::language_model::load(llama.writer().file());
+    std::vector<std::int32_t> tokens;
+    for (std::int32_t i = 0; i < 304; ++i) { tokens.push_back(i * 17 % 50); }
+    auto const chosen = runner::parse_policy("best[while_reading=yes+chunk=32]");
+    runner::profile_key const key{.context = 300, .policy = "best", .size = "1/8", .steps = 4, .window = 8};
+    auto const kept                   = runner::progress_bar::plain_every;
+    runner::progress_bar::plain_every = {};
+    runner::profile_record one;
+    auto const text = support::standard_error_of([&] {
+        one = runner::measure_profile<mdkv::half>(
+            model, tokens, chosen, mdkv::budget::fraction(1, 8), key, {}, "profile 1 of 1");
+    });
+    runner::progress_bar::plain_every = kept;
+    CHECK(text.find("profile 1 of 1: reading 300 tokens while compressing them, ") != std::string::npos);
+    CHECK(text.find("profile 1 of 1: 100 %, ") != std::string::npos); // tokens fed
+    REQUIRE(one.layers.size() == 3);
+    for (auto const& layer : one.layers)
+    {
+        CHECK(std::accumulate(layer.tokens.begin(), layer.tokens.end(), std::int64_t{0}) == 2 * (300 - 8));
+        CHECK(layer.tokens[0] > 0);
+    }
 }
 
 TEST_CASE("a measured policy reports its bytes, its steps and its layers' allocations")

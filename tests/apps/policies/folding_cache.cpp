@@ -90,6 +90,11 @@ TEST_CASE("a long generation's cache never takes more than it may, by the count 
         CHECK(ledger.memory.most_bytes() > bytes * 3 / 4);
         CHECK(ledger.folds == model.shape().layers * ((400 - context - 1) / every));
         CHECK(cache.resident_bytes() < ledger.memory.bytes()); // which holds tails and queries too
+        std::int64_t const heads = cache.chosen().per_query_head ? model.shape().query_heads : model.shape().kv_heads;
+        std::int64_t const tail  = 400 - context - ledger.folds / model.shape().layers * every;
+        std::int64_t counted     = 0; // those that folds dropped as well
+        for (std::int64_t const tokens_at : cache.tokens_by_rung()) { counted += tokens_at; }
+        CHECK(counted == model.shape().layers * heads * (400 - tail - std::min<std::int64_t>(window, context)));
     }
 }
 

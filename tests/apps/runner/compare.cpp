@@ -10,11 +10,18 @@
 #include <mdkv/core/types.hpp>
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "runner/language_model.hpp"
+#include "runner/policies.hpp"
+#include "support/message.hpp"
 #include "support/synthetic_llama.hpp"
+
+using support::message_of;
+using support::says;
 
 namespace
 {
@@ -56,8 +63,50 @@ TEST_CASE("with --fold-every all caches but the full one fold, in as many bytes 
     options.kv_sizes = {10}; // fewer tokens than are fed between two folds
     CHECK_THROWS_AS(
         static_cast<void>(runner::detail::contestants<mdkv::half>(model, common, options)), mdkv::invalid_argument);
+    options.policies = "best";
+    says(message_of([&] { static_cast<void>(runner::detail::contestants<mdkv::half>(model, common, options)); }),
+        "--fold-every at KV 10: policy best shares bytes among the heads of all layers");
+    options.policies = "best[budget=layer+odd=0+stand_ins=0+while_reading=yes]";
+    says(message_of([&] { static_cast<void>(runner::detail::contestants<mdkv::half>(model, common, options)); }),
+        "--fold-every at KV 10: policy " + options.policies + " is compressed while it is read");
+    options.policies   = "full,by_window";
     options.fold_every = 0;
     CHECK(runner::detail::contestants<mdkv::half>(model, common, options)[1].cache.folds() == nullptr);
+}
+
+TEST_CASE("tokens per rung are all tokens before the window, those that a reader dropped on its way included")
+{
+    auto const model = runner::language_model::load(
+        support::synthetic_llama{{.layers = 3, .key_dim = 16, .value_dim = 16}}.writer().file());
+    runner::common_options common;
+    common.window = 8;
+    runner::compare_options options;
+    options.context  = 400;
+    options.policies =
+        "best[while_reading=yes+chunk=32],any_question[while_reading=yes+chunk=32],best[while_reading=yes]";
+    options.budgets  = {"1/8", "1/3", "1/1"};
+    std::vector<std::int32_t> text;
+    for (std::int32_t i = 0; i < 400; ++i) { text.push_back(i * (i + 3) % 50); }
+    for (auto& one : runner::detail::contestants<mdkv::half>(model, common, options))
+    {
+        if (!one.cache.chosen().while_reading) { continue; }
+        CAPTURE(one.cache.chosen().label);
+        CAPTURE(one.budget);
+        static_cast<void>(one.cache.read(text, {}, [](std::int64_t, std::int64_t) {}));
+        auto const tokens = runner::detail::summary_of(one.cache).tokens;
+        std::int64_t const window = one.cache.window();
+        std::int64_t all = 0, bytes = 3 * 2 * window * 64; // the windows'
+        for (std::size_t r = 0; r < tokens.size(); ++r)
+        {
+            CHECK(tokens[r] >= 0);
+            all += tokens[r];
+            bytes += tokens[r] * one.cache.chosen().ratios.bytes(r, {16, 16}, 2);
+        }
+        CHECK(all == 3 * 2 * (400 - window));
+        CHECK(bytes <= one.cache.resident_bytes()); // which channels and stand-ins take, too
+        CHECK((tokens[0] == 0) == (one.budget == "1/1"));
+        CHECK(tokens[0] * 100 >= (one.budget == "1/8" ? 40 : 0) * all); // 4 bits a coordinate are .28 of the bytes
+    }
 }
 
 TEST_CASE("figures over texts have the mean, the sample's deviation, the median, the least and the most")
@@ -103,6 +152,35 @@ TEST_CASE("KL relative to a policy is taken text by text at the same budget, wit
     nothing.kl.add(0);
     CHECK(runner::relative_to(nothing, nothing).by_text.size() == 0);
     CHECK(std::isnan(runner::relative_to(nothing, nothing).of_means));
+}
+
+TEST_CASE("the conclusion names the nearest policy at each budget, whichever it is, and counts the budgets")
+{
+    auto cells = measured();
+    for (auto& cell : cells) { cell.top1.add(0.5); }
+    CHECK(runner::conclusion(cells, 2)
+          == "At KV 64 (3.1 % of the full cache's bytes) best is nearest to the full cache: KL 1.3333, the same "
+             "likeliest token at 50.0 % of the tokens.\n  KL of paper is 1.8 times that.\n"
+             "At 5% (5.0 % of the full cache's bytes) paper is nearest to the full cache: KL 0.3333, the same "
+             "likeliest token at 50.0 % of the tokens.\n  KL of best is 1.8 times that.\n"
+             "Conclusion, in the mean of 3 texts: paper is nearest to the full cache at 1 of 2 budgets, best at 1 of "
+             "2.\n");
+    cells.resize(1);
+    CHECK(runner::conclusion(cells, 1)
+          == "At KV 64 (3.1 % of the full cache's bytes) paper is nearest to the full cache: KL 2.3333, the same "
+             "likeliest token at 50.0 % of the tokens.\n");
+    CHECK(runner::conclusion({}, 2).empty());
+}
+
+TEST_CASE("the legend explains every row and column")
+{
+    auto const text = runner::detail::legend({runner::find_policy("best"), runner::find_policy("snapkv")}, 32);
+    for (char const* part : {"KL nats: ", "top-1 %: ", "added NLL: ", "bytes: ", "tokens per rung %: ", "the last 32 are\n",
+             "\n  best: as by_window", "; rungs 0,1:int4,1:int8,1\n", "\n  snapkv: tokens that received",
+             "arXiv 2404.14469; rungs 0,1\n"})
+    {
+        says(text, part);
+    }
 }
 
 TEST_CASE("budgets are KV sizes, then shares; four KV sizes where neither is given")
