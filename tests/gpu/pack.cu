@@ -59,8 +59,8 @@ std::vector<head_entry> directory_of(cpu::cache<T> const& cache)
 /// Every storage, in the original basis and in the head's.
 std::vector<rung> storage_rungs()
 {
-    return {drop, fraction(1, 8), fraction(1, 4).as(storage::int4), fraction(1, 4).as(storage::int8),
-        fraction(3, 4).as(storage::int4), full_int4, fraction(3, 4).as(storage::int8), full_int8, full};
+    return {drop, fraction(1, 8), fraction(1, 4).as(storage::int8), full_int4, fraction(3, 4).as(storage::int8), full_int8,
+        full};
 }
 
 /// The CPU's directory and, in the emulation, its bytes. A GPU fuses products and sums where the host may not: there copies

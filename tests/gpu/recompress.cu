@@ -58,7 +58,7 @@ using options = recompress_options<device>;
 
 /// Rungs of every kind, ascending for elements of four bytes.
 std::vector<rung> const every_kind_of_floats{
-    drop, fraction(1, 4).as(storage::int4), full_int4, fraction(3, 4).as(storage::int8), fraction(1, 4), full};
+    drop, fraction(1, 4).as(storage::int8), full_int4, fraction(3, 4).as(storage::int8), fraction(1, 4), full};
 
 /// A cache that the GPU folds: taken to the device, and brought back.
 template <class T>

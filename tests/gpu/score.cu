@@ -274,7 +274,7 @@ TEST_CASE("score on the GPU finds the rest of values that a rung nearly holds fr
     check({.tokens = 140, .dim = 64, .value_dim = 64, .rank = 8});
     check<half>({.tokens = 40, .dim = 40, .value_dim = 40, .rank = 5});
     compare(exact_layer<bfloat16>({.tokens = 40, .dim = 64, .value_dim = 64, .decay = 0.7}),
-        {drop, fraction(1, 4).as(storage::int4), fraction(1, 4), fraction(15, 16), full});
+        {drop, fraction(1, 4).as(storage::int8), fraction(1, 4), fraction(15, 16), full});
 }
 
 TEST_CASE_TEMPLATE("score on the GPU gives the same bits for every placement of the same numbers, and in two runs", T,

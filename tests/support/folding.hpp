@@ -27,7 +27,7 @@ namespace support
 {
 
 /// Rungs of every kind, for elements of two bytes and dimensions of 40 and 24.
-inline std::vector<mdkv::rung> const every_kind{mdkv::drop, mdkv::fraction(1, 4).as(mdkv::storage::int4),
+inline std::vector<mdkv::rung> const every_kind{mdkv::drop, mdkv::fraction(1, 4).as(mdkv::storage::int8),
     mdkv::fraction(1, 4), mdkv::full_int4, mdkv::fraction(3, 4).as(mdkv::storage::int8), mdkv::full};
 
 [[nodiscard]] inline std::vector<mdkv::rung> listed(auto const& ratios)

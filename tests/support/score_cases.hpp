@@ -16,7 +16,7 @@ namespace support
 inline std::vector<mdkv::rung> const paper_rungs{mdkv::drop, mdkv::fraction(1, 8), mdkv::fraction(1, 4), mdkv::full};
 
 /// Every kind of rung, in order of bytes for halves at head dimension 64.
-inline std::vector<mdkv::rung> const mixed_rungs{mdkv::drop, mdkv::fraction(1, 4).as(mdkv::storage::int4),
+inline std::vector<mdkv::rung> const mixed_rungs{mdkv::drop, mdkv::fraction(1, 8).as(mdkv::storage::int8),
     mdkv::fraction(1, 8), mdkv::fraction(1, 4).as(mdkv::storage::int8), mdkv::fraction(1, 4),
     mdkv::fraction(3, 4).as(mdkv::storage::int8), mdkv::full_int8, mdkv::full};
 

@@ -330,7 +330,7 @@ TEST_CASE_TEMPLATE(
 TEST_CASE("runs of codes of every length around the tiles' edges are attended")
 {
     std::vector<rung> const rungs{
-        drop, fraction(1, 4).as(storage::int4), full_int4, fraction(3, 4).as(storage::int8), full_int8};
+        drop, fraction(1, 4).as(storage::int8), full_int4, fraction(3, 4).as(storage::int8), full_int8};
     for (index_t tokens = 1; tokens <= 40; ++tokens)
     {
         for (int const every : {1, 2, 3, 4})

@@ -235,8 +235,8 @@ def test_rungs_of_all_tokens_through_folds(random, name):
 
 def test_own_ratio_sets_and_presets(random):
     rows = prompt_rows(random)
-    ratios = mdkv.RatioSet("drop", "1/4:int4", "1/2", "full")
-    assert list(ratios) == ["drop", "1/4:int4", "1/2", "full"] == list(mdkv.RatioSet("0", "1/4:int4", "1/2", "1"))
+    ratios = mdkv.RatioSet("drop", "1/4:int8", "1/2", "full")
+    assert list(ratios) == ["drop", "1/4:int8", "1/2", "full"] == list(mdkv.RatioSet("0", "1/4:int8", "1/2", "1"))
     own = mdkv.presets.paper.replace(name="own", ratios=ratios, window=16, pooling={"width": 5}, scale=0.1)
     assert (own.name, own.window, own.pooling) == ("own", 16, {"width": 5, "kind": "max"})
     assert mdkv.presets.paper.window == 32 and "own" in repr(own) and "window" in dir(own)

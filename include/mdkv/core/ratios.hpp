@@ -239,6 +239,8 @@ private:
                 "; it must lie in [0, 1]");
             expects(!u.dropped() || (r == 0 && u.kind == storage::plain), "ratio_set: rung ", r,
                 " drops the token; only rung 0 may, and it has no storage");
+            expects(!u.projected() || u.kind != storage::int4, "ratio_set: rung ", r, " (", u.num, "/", u.den,
+                ") has int4; coordinates in a basis are plain or int8, because 4 bits lose those beside the largest");
             for (std::size_t before = 0; before < r; ++before)
             {
                 rung const& v = rungs_[before];

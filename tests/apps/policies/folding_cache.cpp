@@ -76,7 +76,7 @@ TEST_CASE("a long generation's cache never takes more than it may, by the count 
     // From prompts that are compressed, stored whole, shorter than the window, and in every storage.
     for (auto const& [policy, context, bytes] :
         {std::tuple{"by_window", 150, 40000}, std::tuple{"by_window", 20, 40000},
-            std::tuple{"by_window[ratios=0,1/4:int4,1:int8,1]", 150, 40000}, std::tuple{"paper", 5, 60000},
+            std::tuple{"by_window[ratios=0,1/4:int8,1:int8,1]", 150, 40000}, std::tuple{"paper", 5, 60000},
             std::tuple{"paper[charge=always]", 150, 60000}, std::tuple{"evict[heads=query]", 40, 120000}})
     {
         CAPTURE(policy);

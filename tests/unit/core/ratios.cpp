@@ -82,6 +82,9 @@ TEST_CASE("storages are refused where they mean nothing, and so are two rungs of
           == "ratio_set: rungs must ascend; rung 2 (1/4) does not exceed rung 0 (1/2)");
     CHECK(refusal({drop, fraction(1, 2), full_int4, fraction(3, 4).as(storage::int8), full_int8, full})
           == "threw nothing");
+    CHECK(refusal({drop, fraction(1, 2).as(storage::int4), full})
+          == "ratio_set: rung 1 (1/2) has int4; coordinates in a basis are plain or int8, because 4 bits lose those beside "
+             "the largest");
     CHECK_THROWS_AS((ratio_set{full_int8, full_int8}), invalid_argument); // at compile time, where it is constexpr
 }
 

@@ -22,7 +22,7 @@ using support::packed_layer;
 
 std::vector<rung> rungs()
 {
-    return {drop, fraction(1, 4), fraction(1, 4).as(storage::int4), fraction(3, 4).as(storage::int8), full_int4,
+    return {drop, fraction(1, 4), fraction(1, 4).as(storage::int8), fraction(3, 4).as(storage::int8), full_int4,
         full_int8, full};
 }
 

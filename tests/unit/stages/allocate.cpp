@@ -972,19 +972,19 @@ TEST_CASE("a set without projections, and one whose projections cost nothing, do
 
 TEST_CASE("a cheap rung may need wider projections than a dearer one")
 {
-    // A quarter of 64 dimensions as int4 takes fewer bytes a token than an eighth in 16 bits, and wider projections.
+    // A quarter of 64 dimensions as int8 takes fewer bytes a token than an eighth in 32 bits, and wider projections.
     mdkv::ratio_set const ratios{
-        mdkv::drop, mdkv::fraction(1, 4).as(mdkv::storage::int4), mdkv::fraction(1, 8), mdkv::full};
-    mdkv::rung_costs const costs{ratios, {64, 64}, 2};
+        mdkv::drop, mdkv::fraction(1, 4).as(mdkv::storage::int8), mdkv::fraction(1, 8), mdkv::full};
+    mdkv::rung_costs const costs{ratios, {64, 64}, 4};
     REQUIRE(costs.bytes[1] < costs.bytes[2]);
     REQUIRE(costs.projection[1] > costs.projection[2]);
     source random{"allocate cheap and wide"};
     layer in = heavy_tailed(random, 2, 300, {costs.bytes.begin(), costs.bytes.begin() + 4});
     in.project({1}, costs.projection[1]);
     in.project({2}, costs.projection[2]);
-    for (index_t i = 0; i < in.tokens; ++i) { in.of(0, 1, i) = in.of(0, 0, i); } // int4 is of no use to head 0
+    for (index_t i = 0; i < in.tokens; ++i) { in.of(0, 1, i) = in.of(0, 0, i); } // int8 is of no use to head 0
     // Room for one narrow projection, but for no wide one: rung 2 without rung 1.
-    for (index_t const limit : {costs.projection[2], costs.projection[1] - 1, index_t{3 * 4096}, index_t{30000}})
+    for (index_t const limit : {costs.projection[2], costs.projection[1] - 1, index_t{3 * 8192}, index_t{60000}})
     {
         outcome const got = solve(in, {limit});
         CHECK(got.one().status == allocation_status::optimal);

@@ -163,8 +163,8 @@ std::vector<rung> storage_rungs(head_dims dims)
     std::vector<rung> rungs{drop};
     if (std::min(dims.keys, dims.values) >= 4)
     {
-        rungs.insert(rungs.end(), {fraction(1, 8), fraction(1, 4).as(storage::int4), fraction(1, 4).as(storage::int8),
-                                      fraction(3, 4).as(storage::int4), fraction(3, 4).as(storage::int8)});
+        rungs.insert(
+            rungs.end(), {fraction(1, 8), fraction(1, 4).as(storage::int8), fraction(3, 4).as(storage::int8)});
     }
     rungs.insert(rungs.end(), {full_int4, full_int8, full});
     return rungs;
@@ -316,7 +316,7 @@ TEST_CASE("every storage, in the original basis and in the head's, is within hal
 TEST_CASE("the arena holds exactly what the budget is charged, in every storage")
 {
     for (std::vector<rung> const& rungs : {std::vector<rung>{drop, fraction(1, 8), fraction(1, 4), full},
-             {drop, fraction(1, 4).as(storage::int4), fraction(1, 4).as(storage::int8), full_int4,
+             {drop, fraction(1, 8).as(storage::int8), fraction(1, 4).as(storage::int8), full_int4,
                  fraction(3, 4).as(storage::int8), full},
              {drop, full_int4, full_int8}})
     {
