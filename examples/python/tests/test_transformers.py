@@ -641,6 +641,8 @@ def in_calls(model, cache, ids, mask, chunk):
 def test_first_calls_of_padding_or_of_one_token(kind, preset, reading):
     more = {name: dict(rope_parameters=one) for name, one in ROPES.items()} | {"gptj": dict(n_embd=64, n_layer=2, n_head=4, rotary_dim=8)}
     model = small("llama" if kind in ROPES else kind, **more.get(kind, {}))
+    if not hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS"):
+        pytest.skip(f"{kind} computes attention itself in this version of transformers")
     ids, options = text(90, batch=2), dict(preset=preset, while_reading=reading)
     rope = mdkv.transformers.Cache(model.config, 1.0, preset)
     logits(model, rope, ids, (50, 1))
