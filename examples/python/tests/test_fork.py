@@ -167,7 +167,7 @@ data, tensors = mdkv.write([layer]), dict(layers=1, heads=2, group=2, key_dim=64
 
 def exchange(numbers):
     inside.set()
-    for _ in range(1000):
+    while True:
         numbers = numbers + 0
 
 def read_prompt():
