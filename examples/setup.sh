@@ -8,7 +8,7 @@
 #   bash examples/setup.sh quality-texts  only the texts that ratio sets are compared on (docs/lab/2026-11/quality.md)
 #   bash examples/setup.sh llama-cpp      only llama.cpp, for examples/llama_cpp
 #   bash examples/setup.sh second-model   only the second model, which nothing else fetches (470 MB)
-#   bash examples/setup.sh python-peers   only torch, two versions of transformers, and kvpress, which the tests of the Python
+#   bash examples/setup.sh python-peers   only torch, two versions of transformers, kvpress and LMCache, which the tests of the Python
 #                                         package compare with (3 GB from PyPI, 6 GB on disk)
 #
 # Nothing is installed that is already there, nothing is downloaded twice, and it is safe to run again: whatever was
@@ -214,11 +214,11 @@ setup_python() {
 # packages_of FOLDER: where an environment's packages lie
 packages_of() { "$1/bin/python" -c 'import site; print(site.getsitepackages()[0])'; }
 
-# setup_python_peers [NAME...]: two environments with what the tests of the Python package compare with: new, and kvpress with
-# another version of transformers, whose torch is the first one's
+# setup_python_peers [NAME...]: environments with what the tests of the Python package compare with: new, and two whose torch is
+# the first one's, kvpress with another version of transformers, and lmcache, without the packages that it needs on a GPU
 setup_python_peers() {
-    local tests=$mdkv_root/examples/python/tests name list folder log first
-    (($#)) || set -- new kvpress
+    local tests=$mdkv_root/examples/python/tests name list folder log first options
+    (($#)) || set -- new kvpress lmcache
     for name in "$@"; do
         folder=$mdkv_cache/python-$name
         log=$mdkv_cache/python-$name.log
@@ -231,11 +231,13 @@ setup_python_peers() {
         say "python: installing $(grep -v '^#' "$list" | tr '\n' ' ')into $folder"
         mkdir -p "$folder"
         python3 -m venv --clear "$folder" || die 1 "python3 -m venv failed (Debian and Ubuntu: package python3-venv)"
-        if [[ $name == kvpress ]]; then
+        options=(-r "$list")
+        [[ $name != lmcache ]] || options+=(--no-deps)
+        if [[ $name != new ]]; then
             first=$(packages_of "$mdkv_cache/python-new")
             printf '%s\n' "$first" >"$(packages_of "$folder")/first.pth"
         fi
-        "$folder/bin/python" -m pip install -q --disable-pip-version-check --no-cache-dir -r "$list" >"$log" 2>&1 ||
+        "$folder/bin/python" -m pip install -q --disable-pip-version-check --no-cache-dir "${options[@]}" >"$log" 2>&1 ||
             die 1 "PyPI is out of reach, or a download broke off; run this again. pip says:" "$(tail -n 3 "$log")"
         cp "$list" "$folder/installed.txt"
     done

@@ -160,7 +160,7 @@ scores_crosscheck() {
     fi
 }
 
-# python_package: the package for Python as pip builds it, and its tests with two versions of transformers, and kvpress
+# python_package: the package for Python as pip builds it, and its tests with two versions of transformers, kvpress and LMCache
 python_package() {
     local tests=$mdkv_root/examples/python/tests folder=$build/python log=$build/python.log name
     say "the package for Python (log: $log)"
@@ -188,10 +188,11 @@ python_package() {
     fi
     local -x MDKV_RUN=
     if [[ -x $build/release/examples/mdkv_run ]]; then MDKV_RUN=$build/release/examples/mdkv_run; fi
-    for name in new kvpress; do
+    for name in new kvpress lmcache; do
         if [[ $name == kvpress ]]; then
             local -x MDKV_SECOND_MODEL= # one version of transformers runs the larger model
         fi
+        if [[ $name == lmcache ]]; then tests+=/test_lmcache.py; fi
         if ! PYTHONPATH=$folder/packages "$mdkv_cache/python-$name/bin/python" -m pytest -q -p no:cacheprovider \
             --junitxml "$folder/$name.xml" "$tests" >"$log.$name" 2>&1; then
             tail -n 200 "$log.$name"

@@ -35,7 +35,7 @@ def line(chosen, name, model, tokenizer, ids, after):
     report = {} if whole else cache.report()
     full = sum(one.keys.nbytes + one.values.nbytes for one in cache.layers) if whole else report["uncompressed_bytes"]
     held = report.get("bytes", full)
-    sizes = (held, 1.5 * held + chosen.chunk * full / ids.shape[1], found["peak"], report.get("scratch_bytes", 0))
+    sizes = (held, 1.5 * held + chosen.chunk * full / ids.shape[1], found["peak"])
     answers = [ask(model, tokenizer, ids, after, cache, fact[1])[0] for fact in texts.FACTS]
     right = sum(fact[2] in answer for fact, answer in zip(texts.FACTS, answers))
     return f"{name:<14}" + "".join(f"{size / 2**20:>15.1f}" for size in sizes) + f"{found['read']:>10.1f}{right:>5} of {len(answers)}"
@@ -50,7 +50,7 @@ def main():
     parser.add_argument("--preset", default="any_question")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = parser.parse_args()
-    print(f"{'MiB':<14}" + "".join(f"{name:>15}" for name in ("cache", "1.5 + a chunk", "peak", "scratch")) + f"{'read s':>10}{'right':>10}")
+    print(f"{'MiB':<14}" + "".join(f"{name:>15}" for name in ("cache", "1.5 + a chunk", "peak")) + f"{'read s':>10}{'right':>10}")
     for name in NAMES:
         with multiprocessing.get_context("spawn").Pool(1) as process:
             print(process.apply(measure, (chosen, name)), flush=True)

@@ -85,8 +85,7 @@ def run(model, tokenizer, ids, after, cache):
     """Reads the text into a cache and asks three questions; everything measured, as a dictionary."""
     found = read(model, ids, cache)
     if isinstance(cache, mdkv.transformers.Cache):
-        report = cache.report()
-        found["bytes"] = report["bytes"] + report["scratch_bytes"]
+        found["bytes"] = cache.report()["held_bytes"]
     else:
         found["bytes"] = sum(one.keys.nbytes + one.values.nbytes for one in cache.layers)
     asked = [ask(model, tokenizer, ids, after, cache, fact[1]) for fact in texts.FACTS[:3]]

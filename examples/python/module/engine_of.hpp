@@ -262,6 +262,7 @@ public:
         , state_{on_->source()}
         , prompt_{on_->with(state_), chosen, shape()}
         , finished_(static_cast<std::size_t>(sizes.layers))
+        , packed_(finished_.size())
     {
         mdkv::expects(sizes.ranks != nullptr || sizes.layer_ranks == nullptr,
             "Prompt: layer_ranks is given, but not ranks, over which the budget is shared");
@@ -308,6 +309,12 @@ public:
         auto packed     = std::make_unique<layer_of<T, Place>>(on_, preset_.ratios, tokens_);
         auto const report =
             on_->lend([&](backend on) { return prompt_.pack(on, layer, views_of<T, backend>(x), packed->cache()); });
+        packed_[static_cast<std::size_t>(layer)] = true;
+        if (std::ranges::find(packed_, false) == packed_.end())
+        {
+            on_->release_scratch();
+            packed_.assign(packed_.size(), false);
+        }
         return {std::move(packed), report};
     }
 
@@ -373,7 +380,7 @@ private:
     mdkv::workspace state_;
     type prompt_;
     index_t tokens_ = 0;
-    std::vector<bool> finished_; // layers
+    std::vector<bool> finished_, packed_; // layers
     bool allocated_ = false;
 };
 

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "engine.hpp"
@@ -37,15 +38,24 @@ class place_of
 public:
     explicit place_of(typename types::source const& from)
         : source_{from}
-        , scratch_{from}
-    {}
+    {
+        scratch_.emplace(source_);
+    }
 
     /// Calls call(backend), whose scratch memory grows.
     template <class Call>
     auto lend(Call const& call)
     {
         auto const one_at_a_time = turn();
-        return call(self().with(scratch_));
+        calls const inside{calls_};
+        return call(self().with(*scratch_));
+    }
+
+    /// Gives the scratch memory back, unless this thread is in a call that uses it.
+    void release_scratch()
+    {
+        auto const one_at_a_time = turn();
+        if (calls_ == 0) { scratch_.emplace(source_); }
     }
 
     /// A turn at the backend and at all that was made on it.
@@ -54,7 +64,7 @@ public:
     [[nodiscard]] std::size_t scratch_bytes()
     {
         auto const no_growth = turn();
-        return scratch_.size();
+        return scratch_->size();
     }
 
     /// Where the place's memory comes from.
@@ -78,11 +88,24 @@ public:
     }
 
 private:
+    /// One call more in its scope.
+    struct calls
+    {
+        explicit calls(int& count)
+            : count{count += 1}
+        {}
+        calls(calls const&)            = delete;
+        calls& operator=(calls const&) = delete;
+        ~calls() { count -= 1; }
+        int& count;
+    };
+
     [[nodiscard]] Place& self() noexcept { return static_cast<Place&>(*this); }
 
     turn_lock turn_;
     typename types::source source_;
-    mdkv::workspace scratch_;
+    std::optional<mdkv::workspace> scratch_; // always there; a new one holds nothing
+    int calls_ = 0;                          // that use it: one calls functions of Python's, which may call again
 };
 
 template <>

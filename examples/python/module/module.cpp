@@ -248,7 +248,7 @@ void bind_layer(nb::module_& m)
             nb::arg("queries"), nb::arg("limit") = nb::none(), nb::arg("preset") = nb::none(), nb::kw_only(),
             nb::arg("sources") = nb::none(), nb::arg("ranks") = nb::none(),
             "Folds the tail into the compressed part, within a limit, by default the bytes that the layer got when its "
-            "prompt was compressed: queries [H*G, Q, D] of the last Q tokens, at most the window's and the tail's. The preset (by_window if none is given) has the "
+            "prompt was compressed: queries [H*G, Q, D] of the last Q tokens, from 1 to all of the window and the tail. The preset (by_window if none is given) has the "
             "rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new "
             "cache, in the order of unpack without stand-ins, its place in the old one, -1 behind a head's last; S: at "
             "least the tokens of the text. ranks: an mdkv.Ranks if other processes have further heads of the layer: "
@@ -382,8 +382,8 @@ void bind_prompt(nb::module_& m)
                     {static_cast<std::size_t>(x.heads), x.preset.ratios.size(), past});
             },
             nb::arg("layer"), "[H, R, N - window]  a layer's losses at each rung.")
-        .def_ro("preset", &prompt_object::preset)
-        .def_ro("dtype", &prompt_object::dtype)
+        .def_ro("preset", &prompt_object::preset, "The preset.")
+        .def_ro("dtype", &prompt_object::dtype, "Element type of queries, keys and values.")
         .def_prop_ro(
             "state_bytes", [](prompt_object const& x) { return x.of->state_bytes(); },
             "Bytes that the prompt takes beside the tensors, until it is deleted.")

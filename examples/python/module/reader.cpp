@@ -133,8 +133,8 @@ void bind_reader(nb::module_& m)
         .def_prop_ro(
             "tokens", [](reader_object const& x) { return unlocked([&] { return x.of->tokens(); }); },
             "Tokens read and stored; those of the present chunk do not count.")
-        .def_ro("preset", &reader_object::preset)
-        .def_ro("dtype", &reader_object::dtype)
+        .def_ro("preset", &reader_object::preset, "The preset.")
+        .def_ro("dtype", &reader_object::dtype, "Element type of queries, keys and values.")
         .def_prop_ro(
             "state_bytes", [](reader_object const& x) { return unlocked([&] { return x.of->bytes(); }).state; },
             "Bytes that the reader takes beside the caches and their losses, until it is deleted.")

@@ -83,6 +83,7 @@ public:
         }
         finished_ = true;
         losses_   = 0;
+        on_->release_scratch();
         return {std::move(layers), report};
     }
 

@@ -4,9 +4,11 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/presets.hpp>
 
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -90,6 +92,14 @@ using members = std::map<std::string, member<Part>, std::less<>>;
 template <class Part, class Value>
 Part part_of(Value Part::*);
 
+/// The number of Python's that has the shortest text of all that are this float: 0.2, not 0.20000000298.
+[[nodiscard]] nb::object shortest(float value)
+{
+    char text[32];
+    *std::to_chars(text, text + sizeof text - 1, value).ptr = '\0';
+    return nb::float_(std::strtod(text, nullptr));
+}
+
 /// A member whose value Python has, too; an enumeration's by name.
 template <auto Pointer>
 [[nodiscard]] auto plain()
@@ -98,6 +108,7 @@ template <auto Pointer>
     using Value = std::remove_cvref_t<decltype(std::declval<Part>().*Pointer)>;
     return member<Part>{[](Part const& p) {
                             if constexpr (std::is_enum_v<Value>) { return nb::cast(name_in(p.*Pointer)); }
+                            else if constexpr (std::is_same_v<Value, float>) { return shortest(p.*Pointer); }
                             else { return nb::cast(p.*Pointer); }
                         },
         [](Part& p, nb::handle value, [[maybe_unused]] char const* name) {
@@ -324,7 +335,7 @@ void bind_values(nb::module_& m)
             nb::arg("frequencies") = std::vector<double>{});
 
     nb::class_<host>(m, "Backend",
-        "Threads of the CPU and scratch memory, which grows to the largest need. Calls from several threads "
+        "Threads of the CPU and scratch memory, which grows to the largest need until a prompt's last layer is packed. Calls from several threads "
         "take turns; separate backends work side by side. In a process that is forked while another thread is in a "
         "call on a backend, the backend and all that was made on it raise RuntimeError.")
         .def(nb::new_([](int threads) { return std::make_shared<host>(threads); }), nb::arg("threads") = 1)
@@ -332,6 +343,10 @@ void bind_values(nb::module_& m)
         .def_prop_ro(
             "scratch_bytes", [](host& x) { return unlocked([&] { return x.scratch_bytes(); }); },
             "Bytes of the scratch memory.")
+        .def(
+            "release_scratch", [](host& x) { unlocked([&] { x.release_scratch(); }); },
+            "Gives the scratch memory back, as the last layer's Prompt.pack and Reader.finish do; the next call takes what it "
+            "needs.")
         .def("__reduce__", [](host const&) -> nb::object {
             throw nb::type_error("mdkv: a Backend cannot be pickled; another process makes its own, Backend(threads)");
         });

@@ -1,7 +1,10 @@
-"""test_fork.py: processes that are forked while another thread is in a call, which a pipe or a rank that is late holds up."""
+"""test_fork.py: processes that are forked while another thread is in a call, which a pipe or a rank that is late holds up, and
+programs that end meanwhile."""
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -146,3 +149,54 @@ def test_threads_of_a_child_take_turns():
 
     assert together() == (150, True)
     assert in_child(together) == "(150, True)"
+
+
+ENDS = """
+import _thread, threading, time
+import numpy as np
+import mdkv
+
+def rows(*shape):
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+N, backend = 2000, mdkv.Backend(2)
+q, k, v, to = rows(4, N, 64), rows(2, N, 64), rows(2, N, 64), rows(4, N, 64)
+last, inside = q[:, -64:], threading.Event()
+layer = mdkv.compress(last, k, v, 0.9, backend=backend)[0]
+data, tensors = mdkv.write([layer]), dict(layers=1, heads=2, group=2, key_dim=64, tokens=N, dtype="float32", backend=backend)
+
+def exchange(numbers):
+    inside.set()
+    while True:
+        numbers = numbers + 0
+
+def read_prompt():
+    reader = mdkv.Reader(mdkv.presets.any_question, rope=mdkv.Rope(), limit=0.25, **tensors)
+    for first in range(0, N, 250):
+        part = slice(first, first + 250)
+        reader.attend(0, q[:, part], k[:, part], v[:, part], to[:, part])
+        reader.end_chunk()
+    reader.finish()
+
+calls = {"write": lambda: mdkv.write([layer]), "read": lambda: mdkv.read(data), "attend": lambda: layer.attend(q[:, :1], to[:, :1]),
+         "compress": lambda: mdkv.compress(last, k, v, 0.5, backend=backend), "bytes": lambda: layer.bytes, "reader": read_prompt,
+         "log_sum_exps": lambda: mdkv.log_sum_exps(last, k, backend=backend), "budget": lambda: mdkv.Budget.fraction(0.3),
+         "ranks": lambda: mdkv.compress(last, k, v, 0.5, ranks=mdkv.Ranks(0, 2, sum=exchange, least=exchange, first_head=0, heads=2))}
+
+def work():
+    while True:
+        calls[KIND]()
+        inside.set()
+
+threading.Thread(target=work, daemon=True).start() if DAEMON else _thread.start_new_thread(work, ())
+inside.wait()
+time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("kind", ["write", "read", "attend", "compress", "bytes", "reader", "log_sum_exps", "budget", "ranks"])
+def test_a_program_ends_while_another_thread_is_in_a_call(kind):
+    programs = [subprocess.Popen([sys.executable, "-c", ENDS.replace("KIND", repr(kind)).replace("DAEMON", str(i % 2 == 0))],
+                                 stderr=subprocess.PIPE, text=True) for i in range(4)]
+    found = [(program.communicate(timeout=LIMIT)[1][-400:], program.returncode) for program in programs]
+    assert [code for _, code in found] == [0] * 4, found

@@ -2,6 +2,7 @@
 import copy
 import os
 import pathlib
+import pydoc
 import pickle
 import platform
 import subprocess
@@ -181,6 +182,46 @@ def test_tail_grows_and_is_truncated(random):
     assert np.array_equal(outputs[0][:, :1], outputs[1][:, :1])
 
 
+def test_scratch_is_given_back_at_a_prompts_end(random):
+    backend = mdkv.Backend(2)
+    rows = prompt_rows(random)
+    layer, _ = mdkv.compress(*rows, 0.25, backend=backend)
+    assert backend.scratch_bytes == 0
+    sizes = {"heads": H, "group": G, "key_dim": D, "tokens": N, "dtype": "float32", "backend": backend, "rope": mdkv.Rope()}
+    prompt, last = mdkv.Prompt(mdkv.presets.best, layers=2, **sizes), [rows[0][:, -64:], *rows[1:]]
+    for i in range(2):
+        prompt.read_chunk(i, 0, *rows)
+        prompt.finish_layer(i, *last, mdkv.log_sum_exps(*last[:2]))
+    for limit in (0.25, 0.5):
+        prompt.allocate(limit)
+        for i in range(2):
+            most = backend.scratch_bytes
+            assert most > 0
+            prompt.pack(i, *last, mdkv.log_sum_exps(*last[:2]))
+        assert backend.scratch_bytes == 0
+    reader = mdkv.Reader(mdkv.presets.best, layers=1, limit=0.25, chunk=N, **sizes)
+    reader.attend(0, *rows, np.empty_like(rows[0]))
+    assert backend.scratch_bytes > 0
+    reader.finish()
+    assert backend.scratch_bytes == 0
+    held = np.empty_like(rows[0][:, :1])
+    layer.attend(rows[0][:, :1], held)
+    assert 0 < backend.scratch_bytes < most
+    backend.release_scratch()
+    again = np.empty_like(held)
+    layer.attend(rows[0][:, :1], again)
+    assert np.array_equal(held, again)
+
+    def exchange(numbers):  # the call that makes it uses the scratch memory
+        before = backend.scratch_bytes
+        backend.release_scratch()
+        assert backend.scratch_bytes == before > 0
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        mdkv.compress(*rows, 0.25, backend=backend, ranks=mdkv.Ranks(0, 2, sum=exchange, least=exchange, first_head=0, heads=2 * H))
+
+
 def test_recompress_folds_the_tail(random):
     queries, keys, values = prompt_rows(random)
     layer, _ = mdkv.compress(queries, keys, values, 0.2)
@@ -191,6 +232,10 @@ def test_recompress_folds_the_tail(random):
     assert sum(layer.rungs.values()) == H * (N + 200)
     with pytest.raises(ValueError, match="it must be at least 1 and at most the window and the appended tokens"):
         layer.recompress(queries, 0.2)
+    layer.append(keys[:, :200], values[:, :200])
+    with pytest.raises(ValueError, match="Q = 0; it must be at least 1"):
+        layer.recompress(queries[:, :0], 0.2)
+    assert layer.recompress(queries[:, 199:200])["limit_bytes"] >= layer.bytes["arena"]  # one is enough
 
 
 def test_a_layer_remembers_its_limit(random, tmp_path):
@@ -248,6 +293,22 @@ def test_own_ratio_sets_and_presets(random):
     assert best.replace(refitted={"rows": 7}).refitted == {**best.refitted, "rows": 7}
     assert best.replace(replayed={"ahead": 7}).replayed == {**best.replayed, "ahead": 7}
     assert repr(best) != repr(best.replace(window=9)) and "window=9" in repr(best.replace(window=9))
+    floats = best.replace(early_weight=0.3, uniform=1e-7, refitted={"ridge": 1 / 3})
+    assert (floats.early_weight, floats.uniform, floats.refitted["ridge"]) == (0.3, 1e-7, 0.33333334)
+    assert floats.replace(early_weight=floats.early_weight).early_weight == 0.3 and "early_weight=0.3," in repr(floats)
+
+
+def test_help_lists_what_the_package_has():
+    text = pydoc.plain(pydoc.render_doc(mdkv))
+    for name in ("Backend", "Budget", "InvalidArgument", "Layer", "Preset", "Prompt", "Ranks", "RatioSet", "Reader", "Rope", "Stored", "presets"):
+        assert f"    class {name}(" in text, name
+    for name in ("compress", "load", "read", "save", "write"):
+        assert f"    {name}(" in text, name
+    for preset in (mdkv.presets.best, mdkv.presets.any_question, mdkv.presets.by_window):
+        assert repr(preset) in text
+    everything = {}
+    exec("from mdkv import *", everything)
+    assert set(mdkv.__all__) <= set(everything)
 
 
 def test_losses_of_ones_own_choose_the_rungs(random):

@@ -127,7 +127,9 @@ def test_losses_of_ones_own(preset):
     for score, rungs in zip(scores, cache.rungs):
         kept = torch.tensor(rungs[0]) == 1
         assert kept.any() and score[kept].min() >= score[~kept].max()  # a token that comes again has the same norm
-    assert f"({preset.name}: 200 tokens, {cache.report()['arena_bytes']} bytes compressed" in repr(cache)
+    report = cache.report()
+    assert report["held_bytes"] == report["bytes"] + report["scratch_bytes"] and 0 < report["scratch_bytes"]  # attention's
+    assert f"({preset.name}: 200 tokens, {report['arena_bytes']} bytes compressed, {report['held_bytes']} in all" in repr(cache)
     copied = copy.deepcopy(cache)
     assert copied.losses is losses and copied.get_seq_length() == 200
     batch = torch.cat([ids, ids])

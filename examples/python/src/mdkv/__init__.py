@@ -52,6 +52,8 @@ def _best_module():
 
 _module = _best_module()
 __version__ = _module.library_version
+__all__ = ["Backend", "Budget", "InvalidArgument", "Layer", "Preset", "Prompt", "Ranks", "RatioSet", "Reader", "Rope", "Stored",
+           "compiled_for", "compress", "load", "log_sum_exps", "preset", "presets", "read", "save", "write"]
 compiled_for = _module.compiled_for  #: the instructions in use, such as "x86-64-v4"
 Backend = _module.Backend
 Budget = _module.Budget
@@ -64,6 +66,7 @@ RatioSet = _module.RatioSet
 Reader = _module.Reader
 Rope = _module.Rope
 CudaBackend = getattr(_module, "CudaBackend", None)  #: None unless the package was built with MDKV_PYTHON_CUDA
+__all__ += ["CudaBackend"] if CudaBackend else []
 Stored = _module.Stored
 log_sum_exps = _module.log_sum_exps
 preset = _module.preset
@@ -72,7 +75,9 @@ from .storing import load, read, save, write  # noqa: E402  (needs _module)
 
 
 class presets:
-    """The library's presets by name; `presets.best.replace(window=16)` is a changed copy."""
+    """The library's presets by name; `presets.best.replace(window=16)` is a changed copy:
+
+    """
 
     best = preset("best")
     any_question = preset("any_question")
@@ -80,9 +85,10 @@ class presets:
     paper = preset("paper")
     paper_literal = preset("paper_literal")
     evict = preset("evict")
+    __doc__ += "\n    ".join(repr(one) for one in (best, any_question, by_window, paper, paper_literal, evict))
 
 
-def compress(queries, keys, values, limit, preset=presets.by_window, *, rope=None, scale=0.0, backend=None,
+def compress(queries, keys, values, limit, preset="by_window", *, rope=None, scale=0.0, backend=None,
              ranks=None, losses=None):
     """Compresses one layer of a prompt that was read: returns its Layer, and a report as a dictionary.
 

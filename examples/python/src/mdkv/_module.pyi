@@ -70,7 +70,7 @@ class Rope:
 
 class Backend:
     """
-    Threads of the CPU and scratch memory, which grows to the largest need. Calls from several threads take turns; separate backends work side by side. In a process that is forked while another thread is in a call on a backend, the backend and all that was made on it raise RuntimeError.
+    Threads of the CPU and scratch memory, which grows to the largest need until a prompt's last layer is packed. Calls from several threads take turns; separate backends work side by side. In a process that is forked while another thread is in a call on a backend, the backend and all that was made on it raise RuntimeError.
     """
 
     def __init__(self, threads: int = 1) -> None: ...
@@ -82,6 +82,11 @@ class Backend:
     @property
     def scratch_bytes(self) -> int:
         """Bytes of the scratch memory."""
+
+    def release_scratch(self) -> None:
+        """
+        Gives the scratch memory back, as the last layer's Prompt.pack and Reader.finish do; the next call takes what it needs.
+        """
 
     def __reduce__(self) -> object: ...
 
@@ -210,7 +215,7 @@ class Layer:
 
     def recompress(self, queries: Tensor, limit: object | None = None, preset: Preset | None = None, *, sources: Tensor | None = None, ranks: object | None = None) -> dict:
         """
-        Folds the tail into the compressed part, within a limit, by default the bytes that the layer got when its prompt was compressed: queries [H*G, Q, D] of the last Q tokens, at most the window's and the tail's. The preset (by_window if none is given) has the rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new cache, in the order of unpack without stand-ins, its place in the old one, -1 behind a head's last; S: at least the tokens of the text. ranks: an mdkv.Ranks if other processes have further heads of the layer: every one of them makes the call, the limit is of all heads, and the choice is bit for bit that of one process with all heads. If one rank's arguments are refused, every rank raises, and no layer changes.
+        Folds the tail into the compressed part, within a limit, by default the bytes that the layer got when its prompt was compressed: queries [H*G, Q, D] of the last Q tokens, from 1 to all of the window and the tail. The preset (by_window if none is given) has the rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new cache, in the order of unpack without stand-ins, its place in the old one, -1 behind a head's last; S: at least the tokens of the text. ranks: an mdkv.Ranks if other processes have further heads of the layer: every one of them makes the call, the limit is of all heads, and the choice is bit for bit that of one process with all heads. If one rank's arguments are refused, every rank raises, and no layer changes.
         """
 
     def copy(self) -> Layer:
@@ -262,10 +267,12 @@ class Prompt:
         """[H, R, N - window]  a layer's losses at each rung."""
 
     @property
-    def preset(self) -> Preset: ...
+    def preset(self) -> Preset:
+        """The preset."""
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Element type of queries, keys and values."""
 
     @property
     def state_bytes(self) -> int:
@@ -313,10 +320,12 @@ class Reader:
         """Tokens read and stored; those of the present chunk do not count."""
 
     @property
-    def preset(self) -> Preset: ...
+    def preset(self) -> Preset:
+        """The preset."""
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Element type of queries, keys and values."""
 
     @property
     def state_bytes(self) -> int:

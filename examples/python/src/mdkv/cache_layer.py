@@ -285,6 +285,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             fold = layer.recompress if rungs is None else functools.partial(rungs.fold, layer)
             rows = rows[:, -min(rows.shape[1], layer.window + layer.appended):]
             fold(rows, mdkv.Budget.bytes(limit), preset, ranks=ranks)
+        if self is self.cache.compressed[-1]:
+            self.cache.backend.release_scratch()
         if self.token_rungs:
             self.cache.rungs[self.cache.compressed.index(self)] = [one.rungs for one in self.token_rungs]
 

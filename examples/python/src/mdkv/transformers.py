@@ -120,14 +120,14 @@ class Cache(cache_utils.Cache):
     def __repr__(self):
         now = self.report()
         return (f"mdkv.transformers.Cache({self.preset.name}: {now['tokens']} tokens, {now['arena_bytes']} bytes compressed, "
-                f"{now['bytes']} in all, {now['uncompressed_bytes'] + now['other_bytes']} uncompressed)")
+                f"{now['held_bytes']} in all, {now['uncompressed_bytes'] + now['other_bytes']} uncompressed)")
 
     def report(self):
         """Measured bytes of this process as a dictionary: `tokens` with padding; `bytes` of all layers; `arena_bytes` of compressed
         tokens, which the budget limits; `compressed_bytes` of compressed layers, with room for later tokens and the directory
         (456 bytes a head), and `uncompressed_bytes` of the same tokens; `other_bytes` of layers that stay transformers' own;
-        `scratch_bytes` of the backend, which lie beside `bytes` and stay for later calls; and `layers`, for each compressed one
-        its `index`, `bytes` (arena, tail, directory, queries, total; tensors and total before the prompt's end) and `rungs`,
+        `scratch_bytes` of the backend, which lie beside `bytes`, and are given back at the prompt's end; `held_bytes`, both
+        together; and `layers`, for each compressed one its `index`, `bytes` (arena, tail, directory, queries, total; tensors and total before the prompt's end) and `rungs`,
         the number of tokens at each. Before the end of a prompt that is compressed while it is read, `compressed_bytes` are those
         of all layers' readers (`mdkv.Reader.bytes`), and those of a layer are 0."""
         layers = [one.report() for one in self.compressed]
@@ -135,10 +135,11 @@ class Cache(cache_utils.Cache):
         arena = sum(one["bytes"]["arena"] for one in layers) + readers["arena"]
         compressed = sum(one["bytes"]["total"] for one in layers) + readers["total"]
         other = sum(_bytes_of(vars(one)) for one in self.layers if not isinstance(one, CacheLayer))
-        return {"tokens": self.compressed[0].tokens, "bytes": compressed + other, "arena_bytes": arena,
-                "compressed_bytes": compressed,
+        scratch = self.backend.scratch_bytes
+        return {"tokens": self.compressed[0].tokens, "bytes": compressed + other, "held_bytes": compressed + other + scratch,
+                "arena_bytes": arena, "compressed_bytes": compressed,
                 "uncompressed_bytes": sum(one.token_bytes() * sum(one.lengths()) for one in self.compressed),
-                "other_bytes": other, "scratch_bytes": self.backend.scratch_bytes, "layers": layers}
+                "other_bytes": other, "scratch_bytes": scratch, "layers": layers}
 
     def save(self, path, tokens, **identity):
         """Writes the cache of one sequence to a file, from which `load` goes on in any process.
