@@ -101,7 +101,7 @@ minutely() {
         elif ((code == 0)) || [[ -n $part$line ]]; then
             line=$part$line part=''
             printf '%s\n' "$line" >&3
-            if [[ $line =~ ^\[[0-9]+/[0-9]+\] || $line =~ ^\ *[0-9]+/[0-9]+\ Test\ +#[0-9]+:\ [^\ ]+ ]]; then
+            if [[ $line =~ ^\[[1-9][0-9]*/[0-9]+\] || $line =~ ^\ *[0-9]+/[0-9]+\ Test\ +#[0-9]+:\ [^\ ]+ ]]; then
                 last=${BASH_REMATCH[0]}
             fi
         fi

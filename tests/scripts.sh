@@ -107,9 +107,9 @@ counts() {
         { printf '%s\n' \"\$@\"; sleep 1.5; printf end; } | minutely '$folder/counted' 1" - "$@" >"$folder/said"
     [[ $(cat "$folder/counted") == "$(printf '%s\n' "$@" end)" ]]
 }
-counts_of_ninja() { counts '[1/9] cc a.cpp' '  note: [7/8]' '[2/9] cc b.cpp' && [[ $(cat "$folder/said") == 'mdkv: 0 min: [2/9] (log: '* ]]; }
+counts_of_ninja() { counts '[0/2] Re-checking' '[1/9] cc a.cpp' '  note: [7/8]' '[2/9] cc b.cpp' && [[ $(cat "$folder/said") == 'mdkv: 0 min: [2/9] (log: '* ]]; }
 counts_of_ctest() { counts '      Start 3: c' ' 2/31 Test  #3: c .... Passed' && [[ $(cat "$folder/said") == 'mdkv: 0 min:  2/31 Test  #3: c (log: '* ]]; }
-no_counts() { counts 'cmake' && [[ $(cat "$folder/said") == 'mdkv: 0 min: still busy (log: '* ]]; }
+no_counts() { counts 'cmake' '[0/2] Re-checking' && [[ $(cat "$folder/said") == 'mdkv: 0 min: still busy (log: '* ]]; }
 status_stays() { ! bash -c "set -o pipefail; source '$root/examples/setup.sh'; { echo; exit 3; } | minutely '$folder/counted'"; }
 check "a build's count is printed now and then, and its log is whole" counts_of_ninja
 check "the tests' count is printed, too" counts_of_ctest
