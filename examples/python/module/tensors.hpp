@@ -167,14 +167,21 @@ nb::object numpy(std::vector<T>&& values, std::vector<std::size_t> const& shape)
 }
 
 /// A tensor as DLPack's capsule if it gives one by a function of Python's, as torch's do; any other as it is.
-[[nodiscard]] inline nb::object exported(nb::handle tensor)
+/// \param writes   the capsule must tell whether the tensor may be written
+[[nodiscard]] inline nb::object exported(nb::handle tensor, bool writes)
 {
     nb::object const method = nb::getattr(tensor, "__dlpack__", nb::none());
-    if (method.is_none() || PyCFunction_Check(method.ptr()) != 0 || PyType_Check(tensor.ptr()) != 0) { return nb::borrow(tensor); }
-    auto const capsule = nb::steal(
-        with_interpreter([&] { return PyObject_CallFunctionObjArgs(method.ptr(), nullptr); }));
+    if (method.is_none() || PyCFunction_Check(method.ptr()) != 0 || PyType_Check(tensor.ptr()) != 0)
+    {
+        return nb::borrow(tensor);
+    }
+    nb::dict options;
+    if (writes) { options["max_version"] = nb::make_tuple(1, 0); }
+    nb::tuple const none;
+    auto capsule =
+        nb::steal(with_interpreter([&] { return PyObject_Call(method.ptr(), none.ptr(), options.ptr()); }));
     if (capsule.is_valid()) { return capsule; }
-    PyErr_Clear(); // nanobind asks again, by other names
+    PyErr_Clear(); // nanobind asks in other ways, and reports
     return nb::borrow(tensor);
 }
 
@@ -195,7 +202,7 @@ struct type_caster<mdkv_python::input_of<Args...>>
         object plain = borrow(given);
         if (mdkv_python::is_negative(given)) { plain = mdkv_python::called(given.attr("resolve_neg")); }
         array made;
-        bool const good = made.from_python(mdkv_python::exported(plain), flags, cleanup);
+        bool const good = made.from_python(mdkv_python::exported(plain, false), flags, cleanup);
         static_cast<ndarray<Args...>&>(value) = std::move(made.value);
         return good;
     }
@@ -211,7 +218,7 @@ struct type_caster<mdkv_python::output>
     bool from_python(handle given, Flags flags, cleanup_list* cleanup)
     {
         array made;
-        bool const good                = made.from_python(mdkv_python::exported(given), flags, cleanup);
+        bool const good = made.from_python(mdkv_python::exported(given, true), flags, cleanup);
         static_cast<ndarray<>&>(value) = std::move(made.value);
         value.negative                 = good && mdkv_python::is_negative(given);
         return good;

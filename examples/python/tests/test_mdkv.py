@@ -442,6 +442,28 @@ def test_torch_tensors(random):
         layer.attend(torch.zeros(H * G, 1, D, dtype=dtype, device="meta"), output)
 
 
+def test_outputs_that_cannot_be_written(random):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    queries, keys, values = prompt_rows(random)
+    layer, _ = mdkv.compress(queries, keys, values, 0.5)
+    read_only = np.empty_like(queries[:, :1])
+    read_only.flags.writeable = False
+
+    class Immutable:  # as jax's arrays are
+        shape = read_only.shape
+
+        def __dlpack__(self, **options):
+            return read_only.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return read_only.__dlpack_device__()
+
+    for output in (read_only, Immutable()):
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            layer.attend(queries[:, :1], output)
+    layer.attend(torch.from_numpy(queries[:, :1]), torch.empty(queries[:, :1].shape))
+
+
 def test_torch_tensors_with_the_negative_bit(random):
     torch = pytest.importorskip("torch", reason="torch is not installed")
 

@@ -54,7 +54,7 @@ class MdkvSerializer(Serializer):
         level = b"".join(level) if any(map(any, level)) else b""
         limit = (size - _records(tensor.shape, self.head_dim) - len(level)) // layers // 64 * 64
         rows = [tuple(part[0][i].transpose(0, 1) for part in parts) for i in range(layers)]
-        queries = [_queries(keys) for keys, _ in rows]
+        queries = _queries(parts[0][0])
         for i, one in enumerate(rows):
             prompt.finish_layer(i, queries[i], *one)
         prompt.allocate(mdkv.Budget.bytes(max(limit, 0)))
@@ -145,7 +145,7 @@ def _levelled(rows, together):
     and an exponent e; the rest was divided by 2^e. Both are 0 for most channels. Otherwise the spread is then from 1 to 2^10, and
     equal numbers have e = _CONSTANT. together: the channels of a head have one e, because errors of values count alike. Bits are
     lost by numbers below 2^-14 alone, in channels with a spread above 2^10."""
-    least, most = (one.float() for one in rows.aminmax(dim=1, keepdim=True))
+    least, most = rows.amin(dim=1, keepdim=True).float(), rows.amax(dim=1, keepdim=True).float()
     middle, reach = (least / 2 + most / 2).to(rows.dtype), most / 2 - least / 2
     near = 16 * reach >= middle.abs()
     if together:
@@ -180,18 +180,18 @@ def _power(exponents):
 
 
 def _queries(keys):
-    """[H, _QUERIES, D] that stand for a model's, of levelled keys [H, T, D]: the centred keys of tokens at even distances, each
-    channel divided by its variance, in a length at which logits of centred keys have a spread of about 1. A channel in which
+    """[L, H, _QUERIES, D] that stand for a model's, of levelled keys [L, T, H, D]: the centred keys of tokens at even distances,
+    each channel divided by its variance, in a length at which logits of centred keys have a spread of about 1. A channel in which
     they are under half or above twice as large as over all tokens is brought to that; one in which they are about 0 has signs."""
     x = keys.float()
-    spread = x.std(dim=1, keepdim=True, correction=0)
+    x = x - x.mean(dim=1, keepdim=True)
+    spread = torch.linalg.vector_norm(x, dim=1, keepdim=True) / x.shape[1] ** 0.5
     inverse = torch.where(spread > 0, 1 / spread, 0)
-    places = torch.linspace(0, x.shape[1] - 1, _QUERIES).long()
-    found = (x - x.mean(dim=1, keepdim=True))[:, places] * inverse.square()
+    found = x[:, torch.linspace(0, x.shape[1] - 1, _QUERIES).long()] * inverse.square()
     found *= inverse.norm(dim=-1, keepdim=True) / found.norm(dim=-1, keepdim=True).clamp_min(1e-20)
     size = (found * spread).square().mean(dim=1, keepdim=True).sqrt()
     found *= size.clamp(0.5, 2) / size
-    return torch.where(size > 0.01, found, _signs(x.shape[2]) * inverse).to(keys.dtype)
+    return torch.where(size > 0.01, found, _signs(x.shape[3])[:, None] * inverse).transpose(1, 2).to(keys.dtype)
 
 
 @functools.cache
