@@ -325,7 +325,7 @@ TEST_CASE("packed_bytes on the GPU is what pack fills, and names a rung that is 
     CHECK(on_device() == layer.bytes());
     layer.rung.set(9, 1, 71);
     CHECK(error_text<invalid_argument>([&] { static_cast<void>(on_device()); })
-          == "packed_bytes: rung of head 1, token 71 is 9; it must be below 9");
+          == "packed_bytes: rung of head 1, token 71 is 9; it must be below 7");
 }
 
 TEST_CASE("keys that are not aligned to their elements are refused by name, and a dry run packs nothing")

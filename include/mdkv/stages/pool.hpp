@@ -31,16 +31,6 @@ struct pool_options
     [[nodiscard]] constexpr bool copies() const noexcept { return width == 1 && kind != pooling::adaptive; }
 };
 
-namespace detail
-{
-
-MDKV_OUTLINE constexpr void expects_width(char const* option, index_t width)
-{
-    expects(width >= 1 && width % 2 == 1, option, " is ", width, "; it must be odd and at least 1");
-}
-
-} // namespace detail
-
 /// Replaces each loss by its neighbourhood's loss, each rung and head apart.
 ///
 /// \param on           backend: threads
