@@ -23,48 +23,45 @@ inline constexpr index_t channel_queries = 2;
 /// The largest scale, and the inverse of the least: both are normal halves.
 inline constexpr float largest_channel_scale = 1024.0F;
 
-inline constexpr index_t most_sampled = 1024;
+inline constexpr index_t most_sampled = 512;
 
 /// A row from i to i + step - 1, below `count`: rows at a fixed distance would miss, or meet too often, what a text repeats.
 [[nodiscard]] MDKV_HD constexpr index_t sampled_row(index_t i, index_t step, index_t count) noexcept
 {
     auto const width = static_cast<std::uint32_t>(step < count - i ? step : count - i);
-    std::uint32_t x  = static_cast<std::uint32_t>(i) * 0x9E3779B9U;
-    x                = (x ^ x >> 15) * 0x2C1B3C6DU;
-    return i + index_t{(x ^ x >> 12) % width};
+    auto const mixed = (static_cast<std::uint32_t>(i) ^ 0x2C1B3C6DU) * 0x9E3779B9U;
+    return i + index_t{(mixed ^ mixed >> 15) % width};
 }
 
-/// Mean of `of(x)` over `count` rows, or one of every few if they are more than `most_sampled`, n lanes of each; 0 if the sum
-/// leaves float's range.
-template <team Team, class Row, class Of>
-[[nodiscard]] MDKV_HD auto sampled_mean(Team const& t, index_t count, int n, Row const& row, Of const& of)
+/// A number, or 0 for a NaN or an infinity.
+[[nodiscard]] MDKV_HD auto finite_or_zero(auto x) noexcept { return x * 0.0F == 0.0F ? x : decltype(x){}; }
+
+/// n lanes of a row's coordinates; NaNs and infinities are 0.
+template <team Team, class T>
+[[nodiscard]] MDKV_HD auto finite_lanes(Team const& t, T const* from, int n)
 {
-    constexpr int Lanes = Team::register_lanes;
-    using floats        = lane_floats<Lanes>;
-    index_t const step  = (count + most_sampled - 1) / most_sampled;
-    float line[std::size_t{Lanes}]{};
-    floats sum{};
+    float line[std::size_t{Team::register_lanes}]{};
+    if (n == Team::register_lanes) { widen_lanes(t, from, line); }
+    for (int l = 0; l < n && n < Team::register_lanes; ++l) { line[l] = widen(load_at<T>(from + l)); }
+    return finite_or_zero(load_lanes<lane_floats<Team::register_lanes>>(line));
+}
+
+/// Means over `count` rows, or one of every few if they are more than `most_sampled`, of the two numbers that add(x, first,
+/// second) adds to sums for each row's n lanes x.
+template <team Team, class Row, class Add>
+[[nodiscard]] MDKV_HD auto sampled_means(Team const& t, index_t count, int n, Row const& row, Add const& add)
+{
+    struct two
+    {
+        lane_floats<Team::register_lanes> first, second;
+    } sums{};
+    index_t const step = (count + most_sampled - 1) / most_sampled;
     for (index_t i = 0; i < count; i += step)
     {
-        auto const* const from = row(step == 1 ? i : sampled_row(i, step, count));
-        if (n == Lanes) { widen_lanes(t, from, line); }
-        for (int l = 0; l < n && n < Lanes; ++l)
-        {
-            line[l] = widen(load_at<std::remove_cvref_t<decltype(*from)>>(from + l));
-        }
-        floats const x = load_lanes<floats>(line);
-        sum += of(x * 0.0F == 0.0F ? x : floats{});
+        add(finite_lanes(t, row(step == 1 ? i : sampled_row(i, step, count)), n), sums.first, sums.second);
     }
-    sum = sum * 0.0F == 0.0F ? sum : floats{};
-    return count == 0 ? sum : sum / static_cast<float>((count + step - 1) / step);
-}
-
-/// Mean of the rows themselves. A second pass makes the mean of large numbers exact: a sum of them is rounded.
-template <team Team, class Row>
-[[nodiscard]] MDKV_HD auto sampled_mean(Team const& t, index_t count, int n, Row const& row)
-{
-    auto const about = sampled_mean(t, count, n, row, [](auto const& x) { return x; });
-    return about + sampled_mean(t, count, n, row, [&](auto const& x) { return x - about; });
+    auto const rows = static_cast<float>(count == 0 ? 1 : (count + step - 1) / step);
+    return two{sums.first / rows, sums.second / rows};
 }
 
 /// The channels of a head's keys. An item is a head.
@@ -100,21 +97,23 @@ struct fit_key_channels
                 index_t const g = i / queries.extent(1);
                 return queries.row(h * (per_head / queries.extent(1)) + g, i % queries.extent(1)) + d;
             };
-            floats const none{};
-            floats const mean = sampled_mean(t, count, n, key);
-            floats const spread =
-                sampled_mean(t, count, n, key, [&](floats const& x) { return (x - mean) * (x - mean); });
-            floats const asked =
-                per_head == 0 ? none + 1.0F : sampled_mean(t, per_head, n, row, [](floats const& x) { return x * x; });
+            // Differences from one of the rows: sums of the rows themselves would be rounded.
+            floats const about          = count == 0 ? floats{} : finite_lanes(t, key(count / 2), n);
+            auto const [shift, squares] = sampled_means(t, count, n, key, [&](auto const& x, auto& sum, auto& square) {
+                sum += x - about;
+                square += (x - about) * (x - about);
+            });
+            floats const asked = sampled_means(t, per_head, n, row, [](auto const& x, auto& square, auto&) { square += x * x; }).first;
             float by_lane[3][std::size_t{lanes}];
-            store_lanes(by_lane[0], mean);
-            store_lanes(by_lane[1], spread);
-            store_lanes(by_lane[2], asked);
+            store_lanes(by_lane[0], finite_or_zero(about + shift));
+            store_lanes(by_lane[1], finite_or_zero(squares - shift * shift));
+            store_lanes(by_lane[2], per_head == 0 ? floats{} + 1.0F : finite_or_zero(asked));
             for (int l = 0; l < n; ++l)
             {
                 float const query                   = sqrtf(by_lane[2][l]);
+                float const spread                  = by_lane[1][l] > 0 ? sqrtf(by_lane[1][l]) : 0.0F;
                 channels(h, channel_means, d + l)   = by_lane[0][l];
-                channels(h, channel_scales, d + l)  = scale_of(by_lane[0][l], sqrtf(by_lane[1][l]), query);
+                channels(h, channel_scales, d + l)  = scale_of(by_lane[0][l], spread, query);
                 channels(h, channel_queries, d + l) = query;
             }
         }
@@ -149,13 +148,19 @@ struct fit_value_means
         {
             auto const n = static_cast<int>(dim - d < lanes ? dim - d : lanes);
             auto const row         = [&](index_t i) { return values.row(h, token(i)) + d; };
-            floats const about     = sampled_mean(t, count, n, row);
+            floats const first     = count == 0 ? floats{} : finite_lanes(t, row(count / 2), n);
+            auto const mean_of     = [&](auto const& of) {
+                return finite_or_zero(
+                    sampled_means(t, count, n, row, [&](auto const& x, auto& sum, auto&) { sum += of(x); }).first);
+            };
+            floats const about     = first + mean_of([&](floats const& x) { return x - first; });
             auto const distance    = [&](floats const& x) { return x < about ? about - x : x - about; };
-            floats const most      = 4.0F * sampled_mean(t, count, n, row, distance);
-            auto const inlier      = [&](floats const& x) { return distance(x) <= most ? x - about : floats{}; };
-            auto const counts      = [&](floats const& x) { return distance(x) <= most ? floats{} + 1.0F : floats{}; };
-            floats const share     = sampled_mean(t, count, n, row, counts);
-            floats const deviation = sampled_mean(t, count, n, row, inlier) / (share > 0.0F ? share : floats{} + 1.0F);
+            floats const most      = 4.0F * mean_of(distance);
+            auto const [inlier, share] = sampled_means(t, count, n, row, [&](auto const& x, auto& sum, auto& inliers) {
+                sum += distance(x) <= most ? x - about : floats{};
+                inliers += distance(x) <= most ? floats{} + 1.0F : floats{};
+            });
+            floats const deviation = finite_or_zero(inlier) / (share > 0.0F ? share : floats{} + 1.0F);
             float by_lane[std::size_t{lanes}];
             store_lanes(by_lane, about + deviation);
             for (int l = 0; l < n; ++l) { means(h, d + l) = by_lane[l]; }

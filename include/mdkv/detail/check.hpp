@@ -34,7 +34,6 @@ MDKV_OUTLINE constexpr void expects_not_negative(char const* stage, char const* 
         "; it must be finite and not negative");
 }
 
-/// Checks the width of neighbours that pool their losses.
 MDKV_OUTLINE constexpr void expects_width(char const* option, index_t width)
 {
     expects(width >= 1 && width % 2 == 1, option, " is ", width, "; it must be odd and at least 1");

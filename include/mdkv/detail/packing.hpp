@@ -76,8 +76,8 @@ struct lay_out_heads
     }
 };
 
-/// Writes means and scales of each head that has rotated tokens: the given ones, or ones fitted to its kept tokens alone. An
-/// item is a head.
+/// Writes means and scales of each head that has rotated tokens: the given ones, or ones fitted to its kept tokens alone, or to
+/// all if only its stand-ins are in codes. An item is a head.
 template <element T, backend B>
 struct write_channels
 {
@@ -98,10 +98,9 @@ struct write_channels
         if (!has_channels(cache.layout, cache, h)) { return; }
         index_t const all   = first(h, static_cast<index_t>(cache.layout.rungs));
         index_t const begin = cache.layout.key_coordinates[0] > 0 || first(h, 1) == all ? 0 : first(h, 1);
-        index_t const count = all - begin; // kept tokens, or all if only stand-ins are in codes
         auto const kept     = [&](index_t i) { return index_t{positions(h, begin + i)}; };
-        if (given.empty()) { fitted.fit(t, h, count, kept); }
-        if (given_means.empty()) { of_values.fit(t, h, count, kept); }
+        if (given.empty()) { fitted.fit(t, h, all - begin, kept); }
+        if (given_means.empty()) { of_values.fit(t, h, all - begin, kept); }
         t.sync();
         auto const channels         = given.empty() ? in_view<float, 3, B>{fitted.channels} : given;
         auto const means            = given_means.empty() ? in_view<float, 2, B>{of_values.means} : given_means;

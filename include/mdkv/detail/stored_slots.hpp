@@ -67,8 +67,7 @@ template <element T>
 {
     index_t heads = 0; // with stand-ins
     for (index_t h = 0; h < cache.layout.heads; ++h) { heads += cache.heads[h].stand_ins > 0 ? 1 : 0; }
-    bool const coded = cache.layout.stand_in_run < cache.layout.rungs;
-    return coded ? heads * channel_bytes(cache.layout.dims, index_t{sizeof(T)}) : 0;
+    return cache.layout.stand_in_run < cache.layout.rungs ? heads * channel_bytes(cache.layout.dims, index_t{sizeof(T)}) : 0;
 }
 
 /// For every rung of one cache the rung of another that is stored alike; the other's number of rungs if there is none.

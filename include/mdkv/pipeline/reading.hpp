@@ -139,8 +139,8 @@ struct reader_work
             of_all_ranks.window, " tokens; at least ", least, " bytes are needed");
         // A reader makes stand-ins anew, out of uncompressed ones.
         stand_ins          = settings.most_stand_ins(false, limit_bytes, of_all_ranks.heads, of_all_ranks.token_bytes());
-        index_t const rest = limit_bytes - least - shard.heads * costs.channels;
-        stand_ins          = of_all_ranks.bytes_of(stand_ins) <= rest ? stand_ins : 0;
+        index_t const head = stand_ins * of_all_ranks.token_bytes() + costs.channels;
+        stand_ins          = shard.heads * head <= limit_bytes - least ? stand_ins : 0;
         auto const [D, Dv] = shape.dims;
         index_t const queries = (std::min)(settings.queries, shape.tokens); // if they do not score, for channels and stand-ins
         sinks      = scratch_view<T>(on, memory, L, H, settings.replayed->sinks, D);

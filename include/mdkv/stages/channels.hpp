@@ -16,7 +16,7 @@ namespace MDKV_NAMESPACE
 /// logits. The scale is sqrt(rms(k - mean) / rms(q)): of all scales it leaves the least error of q.k after a rotation, which
 /// spreads the error of all channels evenly.
 ///
-/// Both come from all keys and queries, or from one of every few, at uneven distances, if there are more than 1,024. They need
+/// Both come from all keys and queries, or from one of every few, at uneven distances, if there are more than 512. They need
 /// not be exact: attend applies the same mean and scale to queries. A scale lies in [2^-10, 2^10], and is 1 if all keys are equal in a channel, but for the rounding of
 /// float. NaNs and infinities count as 0, and so does a mean whose sum leaves float's range.
 ///
@@ -25,7 +25,7 @@ namespace MDKV_NAMESPACE
 ///                       counts as 1
 /// \param[in]  keys      [H, N, D]    same encoding
 /// \param[out] channels  [H, 3, D]    means, scales, and root mean squares of the queries (1 if Q = 0)
-/// \cost   reads up to 1,024 keys of a head three times and as many queries; no scratch
+/// \cost   reads up to 512 keys of a head and as many queries; no scratch
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument   a shape disagrees, or an output overlaps
