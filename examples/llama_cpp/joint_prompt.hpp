@@ -42,6 +42,7 @@ public:
         attention_node const node = one.node.get();
         memory_plan const plan{node, tokens, 1.0, with};
         preset.stand_ins     = 0; // with folds they are worse at 28 % of the bytes (docs/decisions.md, 116)
+        preset.refitted.reset(); // prompt::take_losses brings no queries to fit to
         index_t const window = std::min(preset.window, tokens);
         bool const whole     = plan.whole || plan.arena >= tokens * node.token_bytes();
         one.joint.reset();

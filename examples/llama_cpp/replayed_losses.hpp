@@ -84,6 +84,7 @@ private:
         rotation_    = rotation_of(node);
         preset.scale = node.scale();
         preset.shared.reset();
+        preset.refitted.reset();
         if (rotation_.none()) { preset.replayed->ahead = 0; }
         mdkv::prompt_shape<mdkv::cpu::backend> const shape{.layers = 1,
             .heads                                                 = node.heads(),
