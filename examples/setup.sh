@@ -512,7 +512,7 @@ fetch_llama_cpp() {
 }
 
 # setup_llama_cpp TARGET...: sets MDKV_LLAMA_CPP to the sources and MDKV_LLAMA_CPP_BUILD to where these targets of them are
-# built: ggml alone takes two minutes of one core, llama-completion and the like eleven
+# built: ggml alone takes two minutes of one core, llama-completion and the like nine
 setup_llama_cpp() {
     local folder=$mdkv_cache/llama_cpp log
     if [[ -n ${MDKV_LLAMA_CPP:-} ]]; then

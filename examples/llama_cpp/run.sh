@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # llama.cpp, as it is, decoding from KV caches that mdkv compresses. From a fresh clone:
 #
-#   bash examples/llama_cpp/run.sh                            an answer and a short table of quality, by the preset best: ten minutes
+#   bash examples/llama_cpp/run.sh                            an answer and a short table of quality, by the preset best
 #   bash examples/llama_cpp/run.sh answer  [MODEL.gguf]       an answer to a long prompt, with and without
 #   bash examples/llama_cpp/run.sh quality [MODEL.gguf]       table: KL divergence and bytes beside llama.cpp's own codes,
 #                                                             bytes of all layers, and of those that mdkv served
@@ -12,7 +12,8 @@
 #                                                             cells of their own and with one, at 100 and 25 %
 #   bash examples/llama_cpp/run.sh with    COMMAND...         any program of llama.cpp: with llama-cli -fa on -m ...
 #
-# The first time it fetches llama.cpp (77 MB), builds it (eleven minutes of one core) and the backend; all is kept. Variables:
+# The first time it fetches llama.cpp (77 MB), and builds it (nine minutes of processor time) and the backend; all is kept. Answer and
+# table take nine minutes more. These are minutes of a processor; the clock's depend on what else runs. Variables:
 # examples/setup.sh for MDKV_LLAMA_CPP and the like, README.md beside this file for the backend's own (MDKV_BUDGET, ...).
 set -euo pipefail
 # shellcheck source=examples/setup.sh
