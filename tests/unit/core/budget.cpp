@@ -103,7 +103,7 @@ TEST_CASE("a projection costs the leading columns of both bases, as many as its 
 
 TEST_CASE("a rung costs the projection that its coordinates need, however they are stored")
 {
-    constexpr ratio_set mixed{drop, fraction(1, 8).as(storage::int4), fraction(1, 4).as(storage::int8), full_int4,
+    constexpr ratio_set mixed{drop, fraction(1, 8).as(storage::int8), fraction(1, 4).as(storage::int8), full_int4,
         fraction(3, 4).as(storage::int8), full};
     static_assert(projection_bytes(mixed, 0, {64, 32}, 2) == 0);
     static_assert(projection_bytes(mixed, 1, {64, 32}, 2) == (64 * 8 + 32 * 4) * 2);
