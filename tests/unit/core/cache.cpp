@@ -81,7 +81,7 @@ TEST_CASE("a head is laid out without gaps: projections, projected runs, exact r
 
 TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections only when they are in the basis")
 {
-    ratio_set const ratios{drop, fraction(1, 4).as(storage::int4), full_int4, fraction(3, 4).as(storage::int8), full};
+    ratio_set const ratios{drop, fraction(1, 4).as(storage::int8), full_int4, fraction(3, 4).as(storage::int8), full};
     cache_layout const layout{ratios, 1, 3, {40, 64}};
     CHECK_FALSE((layout.rotated(0) || layout.rotated(1) || layout.rotated(3) || layout.rotated(4)));
     CHECK(layout.rotated(2)); // codes of vectors' own coordinates
@@ -94,7 +94,7 @@ TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections o
     CHECK(layout.own_run(2));
     CHECK_FALSE(layout.own_run(0));
     CHECK_FALSE(layout.own_run(4));
-    CHECK(layout.key_bytes(1, 2) == 5 + 4);
+    CHECK(layout.key_bytes(1, 2) == 10 + 4);
     CHECK(layout.value_bytes(3, 2) == 48 + 4);
     CHECK(layout.key_bytes(4, 4) == 160);
     head_entry entry;
@@ -105,10 +105,10 @@ TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections o
     CHECK(entry.runs[2] == run_entry{9, 388, 388 + 9 * 24});
     CHECK(entry.exact == run_entry{5, 100 + codes, 100 + codes + 5 * 80});
     index_t const projections = 2 * (40 * 10 + 64 * 16);
-    CHECK(lay_out_head<half>(layout, {7, 3, 0, 0, 0}, 0, entry) == projections + 3 * (9 + 12) + 3 * 208);
+    CHECK(lay_out_head<half>(layout, {7, 3, 0, 0, 0}, 0, entry) == projections + 3 * (14 + 20) + 3 * 208);
     CHECK(entry.key_columns == 10);
     CHECK(entry.value_columns == 16);
-    CHECK(lay_out_head<half>(layout, {7, 3, 0, 1, 0}, 0, entry) == 2 * (40 * 30 + 64 * 48) + 63 + (34 + 52) + 3 * 208);
+    CHECK(lay_out_head<half>(layout, {7, 3, 0, 1, 0}, 0, entry) == 2 * (40 * 30 + 64 * 48) + 3 * (14 + 20) + (34 + 52) + 3 * 208);
     CHECK(entry.key_columns == 30);
 }
 
