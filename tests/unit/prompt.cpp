@@ -898,7 +898,7 @@ TEST_CASE("arenas never take more than the budget, nor folds of them, whatever p
                 preset p           = base;
                 p.window           = window;
                 layer_shape const whole{text::heads, text::group, tokens, 0, {text::dim, text::value_dim}, 2};
-                index_t const full = whole.full_bytes();
+                index_t const most = whole.full_bytes();
                 workspace scratch{cpu::host_memory{}};
                 host const on{&scratch};
                 prompt<host, half> one{on, p, x.shape()};
@@ -912,7 +912,7 @@ TEST_CASE("arenas never take more than the budget, nor folds of them, whatever p
                 }
                 for (int i = 0; i < 60; ++i)
                 {
-                    index_t const bytes = i < 40 ? full / 8 * i / 40 + random.below(60) : random.below(full + 100);
+                    index_t const bytes = i < 40 ? most / 8 * i / 40 + random.below(60) : random.below(most + 100);
                     bool const packs    = i % 4 == 0;
                     CAPTURE(p.name);
                     CAPTURE(set);
