@@ -18,7 +18,7 @@ namespace MDKV_NAMESPACE
 ///
 /// Both come from all keys and queries, or from one of every few, at uneven distances, if there are more than 512. They need
 /// not be exact: attend applies the same mean and scale to queries. A scale lies in [2^-10, 2^10], and is 1 if all keys are equal in a channel, but for the rounding of
-/// float. NaNs and infinities count as 0, and so does a mean whose sum leaves float's range.
+/// float. NaNs and infinities count as 0, and a mean is 0 if differences of its rows leave float's range.
 ///
 /// \param on             backend
 /// \param[in]  queries   [H*G, Q, D]  after position encoding, of any element type U; if Q = 0, every query coordinate

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # Installs the project into folders that distributions ask for, and looks for its headers with pkg-config and with find_package:
-# folders.sh CMAKE COMPILER ROOT VERSION OUTPUT_FOLDER
+# folders.sh CMAKE COMPILER ROOT VERSION
 set -euo pipefail
-cmake=$1 compiler=$2 root=$3 version=$4 out=$5
+cmake=$1 compiler=$2 root=$3 version=$4
+scratch=$(mktemp -d) # CMake refuses absolute folders of headers inside the sources
+trap 'rm -rf "$scratch"' EXIT
+out=$scratch/folders
 failed=0
 
 # finds NAME PKGCONFIG_FOLDER CMAKE_FOLDER SYSROOT
