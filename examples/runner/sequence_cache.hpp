@@ -127,7 +127,7 @@ private:
     std::vector<std::vector<float>> really_replayed_; // [layers] losses, if there was a second prefill
     std::vector<float> repeated_;                     // [query_heads * (D + Dv)], the key and value being appended
     scratch_memory scratch_;
-    std::int64_t tokens_     = 0; // of the prompt, and appended to the first layer
+    std::int64_t tokens_     = 0; // tokens of the prompt, and those appended to the first layer
     std::int64_t full_bytes_ = 0;
     std::int64_t most_bytes_ = 0;
     double compress_seconds_ = 0;
