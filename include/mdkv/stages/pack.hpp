@@ -70,8 +70,8 @@ template <element T, backend B>
 /// \param[in]  value_basis   [H, Dv, Dv] likewise
 /// \param[in]  rung          [H, N]
 /// \param      cache         arena of at least packed_bytes(rung, layout, M); directory [H]
-/// \param[in]  channels      [H, 3, D]   from fit_channels for the same queries; or empty: fitted to the kept keys alone,
-///                           with worse codes if queries differ much from channel to channel
+/// \param[in]  channels      [H, 3, D]   from fit_channels for the same queries; or empty: fitted to the kept keys alone (or to
+///                           all if none is kept), with worse codes if queries differ much from channel to channel
 /// \param[out] needed        [1], or empty: bytes that these rungs take in the arena; the largest index_t if a basis is
 ///                           missing
 /// \param[in]  stand_in_keys    [H, M, D]   from stand_in for the same rungs; or empty
