@@ -513,7 +513,7 @@ else
     if ((even)); then
         part gpu 55 gpu_programs
     else
-        part 'release files' 70 release_files
+        part 'release files' 150 release_files
     fi
     part compilers 16 other_compilers
     part 'instruction counts' 14 instruction_counts
@@ -521,7 +521,7 @@ else
     part fuzz 18 fuzz
     part 'sanitizers of apps' 45 sanitizers_of_apps
     if ((even)); then
-        part 'release files' 70 release_files
+        part 'release files' 150 release_files
     else
         part gpu 55 gpu_programs
     fi

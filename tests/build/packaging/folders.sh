@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs the project into folders that distributions ask for, and looks for its headers with pkg-config and with find_package:
-# folders.sh CMAKE COMPILER ROOT VERSION
+# folders.sh CMAKE GENERATOR COMPILER ROOT VERSION
 set -euo pipefail
-cmake=$1 compiler=$2 root=$3 version=$4
+cmake=$1 compiler=$3 root=$4 version=$5
+export CMAKE_GENERATOR=$2 # the default one needs make, which a machine may lack
 scratch=$(mktemp -d) # CMake refuses absolute folders of headers inside the sources
 trap 'rm -rf "$scratch"' EXIT
 out=$scratch/folders
