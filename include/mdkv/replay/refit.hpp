@@ -27,7 +27,7 @@ namespace MDKV_NAMESPACE
 struct refit_part
 {
     index_t blocks = 5;     ///< most blocks of fitting rows
-    index_t apart  = 160;   ///< tokens from one block to the next, at least `span`
+    index_t apart  = 157;   ///< tokens from one block to the next, at least `span`; a prime, lest blocks meet a repeating text alike
     index_t span   = 64;    ///< tokens of a block
     index_t rows   = 32;    ///< rows of a block for each KV head, shared out among its query heads
     float ridge    = 0.05F; ///< weight of the changes' squares, in units of the mean square of a token's weights
