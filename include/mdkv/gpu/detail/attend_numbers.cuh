@@ -14,21 +14,9 @@
 namespace MDKV_NAMESPACE::gpu::kernels
 {
 
-/// Copies bytes from any address by the lanes of a warp.
-__device__ inline void copy_by_warp(int lane, std::byte const* from, int bytes, std::byte* to)
-{
-    auto const together = reinterpret_cast<std::uintptr_t>(from) | reinterpret_cast<std::uintptr_t>(to);
-    int const words     = together % 4 == 0 ? bytes / 4 : 0;
-    for (int i = lane; i < words; i += device::warp_size)
-    {
-        device::store(to + 4 * i, device::load<std::uint32_t>(from + 4 * i));
-    }
-    MDKV_ROLLED
-    for (int i = 4 * words + lane; i < bytes; i += device::warp_size) { to[i] = from[i]; }
-}
-
-/// A unit of a tile of which `count` tokens exist. Other values are 0; the keys of tokens that are stored and do not exist
-/// are anything.
+/// A unit of a tile of which `count` tokens exist. Other values are 0; the keys of tokens that do not exist are anything. Whole
+/// words are gathered with several loads of a lane under way at once, since a run's last tile is waited for in every call;
+/// other numbers are read one by one.
 template <element T, storage Kind>
 struct attend_numbers
 {
@@ -41,38 +29,27 @@ struct attend_numbers
     int n;     ///< coordinates
     int first; ///< coordinate
 
-    /// Writes the unit to the beginning of the warp's ring. Its bytes are copied to the ring's second half first, if they fit.
+    /// Writes the unit to the beginning of the warp's ring.
     __device__ void write(bool values, std::byte* ring) const
     {
         int const lane            = device::thread_again() % device::warp_size; // nothing of this is kept in registers
         index_t const begin_token = index_t{tile} * tile_tokens;
         int const width           = stored.width(begin_token); // tokens stored
         int const readable        = values ? count : width;    // tokens read
-        std::byte const* from     = stored.begin + stored.tile(begin_token);
-        // Where the unit lies among what is copied: from its beginning, but for plain values, whose rows are put together.
-        int row_bytes = stored.token_bytes;
-        if constexpr (rows::coded || sizeof(T) == 2)
+        int const row_bytes       = stored.token_bytes;
+        int const before          = rows::coded ? static_cast<int>(coordinate_bytes(Kind, first, 0)) : first * int{sizeof(T)};
+        std::byte const* const from =
+            stored.begin + stored.tile(begin_token) + before * (values && !rows::coded ? 1 : width);
+        if (rows::coded ? n % rows::group == 0 : sizeof(T) == 2 && n % 4 == 0 && (!values || row_bytes % 4 == 0))
         {
-            std::byte* const copy = ring + attend_ring / 2;
-            if constexpr (rows::coded)
+            if (reinterpret_cast<std::uintptr_t>(from) % 4 == 0)
             {
-                copy_by_warp(lane, from + width * static_cast<int>(coordinate_bytes(Kind, first, 0)),
-                    width * static_cast<int>(coordinate_bytes(Kind, n, 0)), copy);
+                if constexpr (rows::coded) { gather_codes(lane, from, width, readable, values, ring); }
+                else if constexpr (sizeof(T) == 2) { gather_elements(lane, from, width, readable, values, ring); }
+                device::sync_warp();
+                return;
             }
-            else if (values)
-            {
-                MDKV_ROLLED
-                for (int t = 0; t < readable; ++t)
-                {
-                    copy_by_warp(lane, from + t * row_bytes + first * 2, n * 2, copy + t * n * 2);
-                }
-                row_bytes = n * 2;
-            }
-            else { copy_by_warp(lane, from + first * width * 2, n * width * 2, copy); }
-            from = copy;
-            device::sync_warp();
         }
-        else { from += values ? first * int{sizeof(T)} : first * width * int{sizeof(T)}; }
         if constexpr (!rows::coded)
         {
             MDKV_ROLLED
@@ -127,6 +104,95 @@ struct attend_numbers
             }
         }
         device::sync_warp();
+    }
+
+private:
+    /// Words of elements of 16 bits.
+    __device__ void gather_elements(
+        int lane, std::byte const* from, int width, int readable, bool values, std::byte* ring) const
+    {
+        constexpr int at_once = 8; // loads of a lane
+        if (values)
+        {
+            MDKV_UNROLL
+            for (int t = 0; t < rows::sixteen; t += at_once)
+            {
+                std::uint32_t word[at_once]{};
+                MDKV_UNROLL
+                for (int i = 0; i < at_once; ++i)
+                {
+                    bool const there = t + i < readable && 2 * lane < n;
+                    if (there) { word[i] = device::load<std::uint32_t>(from + (t + i) * stored.token_bytes + 4 * lane); }
+                }
+                MDKV_UNROLL
+                for (int i = 0; i < at_once; ++i)
+                {
+                    if (2 * lane < n) { device::store(ring + rows::smem_offset(true, t + i, 4 * lane), word[i]); }
+                }
+            }
+            return;
+        }
+        int const pair = lane % 8; // of tokens
+        MDKV_ROLLED
+        for (int c = lane / 8; c < n; c += 4 * at_once)
+        {
+            std::uint32_t word[at_once]{};
+            MDKV_UNROLL
+            for (int i = 0; i < at_once; ++i)
+            {
+                int const at                = ((c + 4 * i) * width + 2 * pair) * 2;
+                std::byte const* const here = from + at / 4 * 4;
+                if (c + 4 * i >= n || 2 * pair >= readable) { continue; }
+                word[i] = device::load<std::uint32_t>(here) >> (at % 4 * 8);
+                if (at % 4 != 0 && 2 * pair + 1 < width) { word[i] |= device::load<std::uint32_t>(here + 4) << 16U; }
+            }
+            MDKV_UNROLL
+            for (int i = 0; i < at_once; ++i)
+            {
+                int const to = c + 4 * i;
+                if (to < n) { device::store(ring + rows::smem_offset(false, to / 4, to % 4 * 32 + 4 * pair), word[i]); }
+            }
+        }
+    }
+
+    /// Words of whole groups of codes, their scales and minima.
+    __device__ void gather_codes(
+        int lane, std::byte const* from, int width, int readable, bool values, std::byte* ring) const
+    {
+        constexpr int bytes = rows::group_bytes / rows::sixteen - 2 * int{sizeof(half)}; // of a token's codes
+        constexpr int each  = bytes * rows::sixteen / 4 / device::warp_size;             // words of a lane
+        int const t         = lane % rows::sixteen;
+        MDKV_ROLLED
+        for (int k = 0; k * rows::group < n; ++k)
+        {
+            std::byte const* const codes = from + k * width * (bytes + 4) + 4 * width;
+            int const begin              = k * rows::group_bytes;
+            std::uint16_t number         = 0;
+            std::uint32_t word[std::size_t{each}]{};
+            if (t < readable) { number = device::load<std::uint16_t>(codes + ((lane / 16 - 2) * width + t) * 2); }
+            MDKV_UNROLL
+            for (int i = 0; i < each; ++i)
+            {
+                int const j    = i * device::warp_size + lane;
+                int const left = values ? width - j / bytes * 4 : 0; // tokens from the word's first one on
+                if (!values && t < width) { word[i] = device::load<std::uint32_t>(codes + (j / 16 * width + t) * 4); }
+                if (left >= 4) { word[i] = device::load<std::uint32_t>(codes + j * 4); }
+                MDKV_UNROLL
+                for (int b = 0; b < 3; ++b) // the last tokens lie one after the other
+                {
+                    if (left >= 4 || b >= left) { continue; }
+                    auto const byte = device::load<std::uint8_t>(codes + (j / bytes * 4 + b) * bytes + j % bytes);
+                    word[i] |= std::uint32_t{byte} << (8 * b);
+                }
+            }
+            device::store(ring + rows::smem_offset(values, begin + lane * 2), number);
+            MDKV_UNROLL
+            for (int i = 0; i < each; ++i)
+            {
+                int const to = begin + rows::codes_begin + (i * device::warp_size + lane) * 4;
+                device::store(ring + rows::smem_offset(values, to), word[i]);
+            }
+        }
     }
 };
 
