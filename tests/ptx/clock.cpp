@@ -41,6 +41,8 @@ struct cost
 // after 600 to 850 cycles.
 constexpr double dram = 800, l2 = 270, l1 = 41;
 constexpr double barrier = 28, jump = 9;
+constexpr u32 unrolled = 4; // rounds of a loop without branches that ptxas puts in a row
+constexpr u32 predicated = 12; // instructions behind a branch that ptxas makes predicated ones
 constexpr double fetch = 25;                    // of eight instructions that a warp has not come by before
 constexpr double memory_rate    = 4.3e12 / 1.755e9; // bytes a cycle, measured for large caches
 constexpr double most_rate      = 64;           // of a multiprocessor
@@ -65,7 +67,8 @@ struct timing
 {
     cost of{};
     bool begins = false; ///< a basic block: no instruction of before comes after
-    bool leaves_order = true; ///< a vector of results
+    bool skips  = false; ///< a branch over so few instructions that they become predicated
+    bool loops  = false; ///< a branch to the beginning of its own basic block
     std::uint8_t results = 0, first_source = 0, operands = 0;
     std::array<u32, most_operands> registers{};
     u32 guard = 0; ///< register 0 is always ready
@@ -98,7 +101,6 @@ struct kernel_timing
         t.of             = {"", kind::compute, wide ? 8 : 4, wide ? 2 : 1};
         auto const known = std::find_if(costs.begin(), costs.end(), [&](cost const& c) { return name.starts_with(c.name); });
         if (known != costs.end()) { t.of = *known; }
-        t.begins   = i.leader && i.how != flow::members && i.how != flow::whole_warp;
         t.operands = i.operands;
         bool const carries = name.find(".cc") != name.npos || is("addc") || is("subc") || is("madc");
         bool const nothing = i.run == nullptr || is("st.") || is("cp.") || is("bar.") || is("membar.") || is("fence.");
@@ -113,6 +115,23 @@ struct kernel_timing
         for (std::size_t n = 0; n < i.operands; ++n) { t.registers[n] = number(i.at[n]); }
         if (i.guard != nowhere) { t.guard = number(i.guard); }
         made.code.push_back(t);
+    }
+    // Which basic blocks ptxas keeps: those that some jump reaches which is not made predicates.
+    std::vector<bool> kept(made.code.size());
+    for (u32 n = 0; n < made.code.size(); ++n)
+    {
+        if (k.code[n].how != flow::branch) { continue; }
+        u32 const target = k.code[n].target;
+        bool const few   = k.code[n].guard != nowhere && target > n && target - n <= predicated;
+        timing& t        = made.code[n];
+        t.skips          = few && std::all_of(k.code.begin() + n + 1, k.code.begin() + target, [](instruction const& i) { return i.how == flow::next; });
+        if (!t.skips) { kept[target] = kept[std::min<std::size_t>(n + 1, kept.size() - 1)] = true; }
+    }
+    for (u32 n = 0, first = 0; n < made.code.size(); ++n)
+    {
+        made.code[n].begins = kept[n];
+        if (kept[n]) { first = n; }
+        made.code[n].loops = k.code[n].how == flow::branch && k.code[n].target == first;
     }
     return made;
 }
@@ -131,6 +150,9 @@ struct warp_time
     double slots = 0; ///< since the last barrier
     double copied = 0, memory_free = 0;
     u64 instructions = 0;
+    u32 rounds       = 0; ///< of a loop of one basic block
+    u32 until        = 0; ///< where instructions end that are predicated by
+    u32 predicate    = 0;
     std::vector<value> registers;
     std::vector<double> groups;
     std::vector<bool> fetched;
@@ -203,7 +225,7 @@ public:
         timing const& i      = kernel_->code[at];
         instruction const& p = w.of->of->what->code[at];
         warp_time& t         = warps_[static_cast<std::size_t>(w.number)];
-        if (i.begins) { t.catch_up(); }
+        if (i.begins && t.rounds % unrolled == 0) { t.catch_up(); }
         ++t.instructions;
         touched_[at] = true;
         value from{0, t.chain};
@@ -212,6 +234,8 @@ public:
             from.chain = std::max(from.chain, t.registers[which].chain);
         };
         add(i.guard);
+        if (at < t.until) { add(t.predicate); }
+        else { t.until = 0; }
         if (on != 0 || i.of.does == kind::rename)
         {
             for (std::size_t n = i.first_source; n < i.operands; ++n) { add(i.registers[n]); }
@@ -230,10 +254,15 @@ public:
         t.slots += i.of.slots;
         t.last       = std::max(t.last, from.ready + i.of.slots);
         t.last_chain = std::max(t.last_chain, from.chain);
-        if (p.how == flow::branch)
+        if (i.skips) { t.until = p.target, t.predicate = i.guard; }
+        else if (p.how == flow::branch)
         {
-            t.catch_up();
-            if (on != 0) { t.now += jump; }
+            t.rounds = i.loops && on != 0 ? t.rounds + 1 : 0;
+            if (t.rounds % unrolled == 0)
+            {
+                t.catch_up();
+                if (on != 0) { t.now += jump; }
+            }
         }
         if (on == 0) { return; }
         switch (i.of.does)
