@@ -41,7 +41,6 @@ struct cost
 // after 600 to 850 cycles.
 constexpr double dram = 800, l2 = 270, l1 = 41;
 constexpr double barrier = 28, jump = 9;
-constexpr u32 unrolled = 4; // rounds of a loop without branches that ptxas puts in a row
 constexpr u32 predicated = 12; // instructions behind a branch that ptxas makes predicated ones
 constexpr double fetch = 25;                    // of eight instructions that a warp has not come by before
 constexpr double memory_rate    = 4.3e12 / 1.755e9; // bytes a cycle, measured for large caches
@@ -68,7 +67,6 @@ struct timing
     cost of{};
     bool begins = false; ///< a basic block: no instruction of before comes after
     bool skips  = false; ///< a branch over so few instructions that they become predicated
-    bool loops  = false; ///< a branch to the beginning of its own basic block
     std::uint8_t results = 0, first_source = 0, operands = 0;
     std::array<u32, most_operands> registers{};
     u32 guard = 0; ///< register 0 is always ready
@@ -127,12 +125,7 @@ struct kernel_timing
         t.skips          = few && std::all_of(k.code.begin() + n + 1, k.code.begin() + target, [](instruction const& i) { return i.how == flow::next; });
         if (!t.skips) { kept[target] = kept[std::min<std::size_t>(n + 1, kept.size() - 1)] = true; }
     }
-    for (u32 n = 0, first = 0; n < made.code.size(); ++n)
-    {
-        made.code[n].begins = kept[n];
-        if (kept[n]) { first = n; }
-        made.code[n].loops = k.code[n].how == flow::branch && k.code[n].target == first;
-    }
+    for (u32 n = 0; n < made.code.size(); ++n) { made.code[n].begins = kept[n]; }
     return made;
 }
 
@@ -150,7 +143,6 @@ struct warp_time
     double slots = 0; ///< since the last barrier
     double copied = 0, memory_free = 0;
     u64 instructions = 0;
-    u32 rounds       = 0; ///< of a loop of one basic block
     u32 until        = 0; ///< where instructions end that are predicated by
     u32 predicate    = 0;
     std::vector<value> registers;
@@ -225,7 +217,7 @@ public:
         timing const& i      = kernel_->code[at];
         instruction const& p = w.of->of->what->code[at];
         warp_time& t         = warps_[static_cast<std::size_t>(w.number)];
-        if (i.begins && t.rounds % unrolled == 0) { t.catch_up(); }
+        if (i.begins) { t.catch_up(); }
         ++t.instructions;
         touched_[at] = true;
         value from{0, t.chain};
@@ -257,12 +249,8 @@ public:
         if (i.skips) { t.until = p.target, t.predicate = i.guard; }
         else if (p.how == flow::branch)
         {
-            t.rounds = i.loops && on != 0 ? t.rounds + 1 : 0;
-            if (t.rounds % unrolled == 0)
-            {
-                t.catch_up();
-                if (on != 0) { t.now += jump; }
-            }
+            t.catch_up();
+            if (on != 0) { t.now += jump; }
         }
         if (on == 0) { return; }
         switch (i.of.does)

@@ -27,6 +27,11 @@ struct launch_time
     [[nodiscard]] double microseconds() const { return (cycles > memory_cycles ? cycles : memory_cycles) / 1755; }
 };
 
+// How well it agrees with an H200 (slices and merge computed, both and the launches between measured, microseconds): codes at
+// .4 % 46 + 6, measured 55; coordinates at .4 % 50 + 9, measured 55; codes at 10 % 59 + 12, measured 81; coordinates at 10 %
+// 53 + 15, measured 94; 4 bits of 131,072 tokens 48 + 12, measured 80; 16 bits 137 + 11, measured 168. Small caches agree within
+// six percent; large ones come out 12 to 28 percent low, because blocks of a multiprocessor are not made to wait for one another.
+
 /// Watches launches while it lives, from a cold L2 cache on. In ascending order only, one at a time.
 class clock
 {
