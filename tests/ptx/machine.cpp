@@ -99,6 +99,7 @@ void run_party(warp& w, party& p, std::uint32_t& turns)
     auto const* code = k.code.data();
     std::uint32_t at = p.at;
     bool const alone = w.parties.size() == 1;
+    auto* const watch = watching;
     for (bool first = true;; first = false)
     {
         instruction const& i = code[at];
@@ -117,6 +118,7 @@ void run_party(warp& w, party& p, std::uint32_t& turns)
         }
         if (i.how == flow::next) [[likely]]
         {
+            if (watch != nullptr) { watch->step(w, at, on); }
             if (on != 0)
             {
                 ++k.hits[at];
@@ -128,6 +130,7 @@ void run_party(warp& w, party& p, std::uint32_t& turns)
         if (i.how == flow::branch)
         {
             ++k.hits[at];
+            if (watch != nullptr) { watch->step(w, at, on); }
             if (on == 0) { ++at; }
             else if (on == who) { at = i.target; }
             else
@@ -161,6 +164,7 @@ void run_party(warp& w, party& p, std::uint32_t& turns)
         }
         if (i.how == flow::barrier)
         {
+            if (watch != nullptr) { watch->step(w, at, on); }
             p.wait = waiting::for_block;
             return;
         }
@@ -176,6 +180,7 @@ void run_party(warp& w, party& p, std::uint32_t& turns)
             --k.hits[at];
             return;
         }
+        if (watch != nullptr) { watch->step(w, at, on); }
         i.run(w, i, who);
         ++at;
     }
@@ -268,6 +273,7 @@ void start_block(block& b, std::uint32_t number)
 void release(block& b)
 {
     auto const& code = b.of->what->code;
+    if (watching != nullptr) { watching->meet(b); }
     b.interval       = next_interval(b);
     bool const whole = std::all_of(b.warps.begin(), b.warps.end(), [](warp const& w) { return w.alive == all_lanes; });
     for (warp& w : b.warps)
@@ -297,7 +303,11 @@ void step(block& b, std::uint32_t turns)
         all_wait             = all_wait && result != outcome::paused;
         all_done             = all_done && result == outcome::done;
     }
-    if (all_done) { b.done = true; }
+    if (all_done)
+    {
+        b.done = true;
+        if (watching != nullptr) { watching->end(b); }
+    }
     else if (all_wait) { release(b); }
 }
 
@@ -315,6 +325,7 @@ void run(launch what)
     begin_launch();
     kernel& k = *what.what;
     ++k.launches;
+    if (watching != nullptr) { watching->begin(what); }
     auto& blocks           = resident_blocks();
     std::size_t const room = which_order() == order::shuffled ? most_resident : 1;
     std::size_t const used = std::min<std::size_t>(room, what.blocks);
@@ -349,6 +360,7 @@ void run(launch what)
             if (b.done && !numbers.empty())
             {
                 start_block(b, numbers.back());
+                if (watching != nullptr) { watching->begin(b); }
                 numbers.pop_back();
             }
             if (b.done) { continue; }

@@ -94,6 +94,21 @@ struct launch
     std::unordered_map<void const*, clock_map> releases{}; ///< what blocks have released at words of global memory
 };
 
+/// Is told of what runs; ptx::clock is one.
+class watcher
+{
+public:
+    virtual void begin(launch const& l)                       = 0;
+    virtual void begin(block const& b)                        = 0;
+    virtual void step(warp& w, std::uint32_t at, lanes on) = 0; ///< before the instruction; no lane: its guard is false
+    virtual void meet(block const& b)                         = 0; ///< at a barrier
+    virtual void end(block const& b)                          = 0;
+
+protected:
+    ~watcher() = default;
+};
+inline watcher* watching = nullptr; ///< null: none
+
 /// Runs a kernel to its end. One at a time.
 /// \throws std::runtime_error   it cannot end
 void run(launch what);

@@ -310,12 +310,17 @@ std::size_t module::line_at(std::size_t place) const
            + 1;
 }
 
-std::string module::place(instruction const& i) const
+std::string module::statement(instruction const& i) const
 {
     std::size_t const end = std::min(text_.find(';', i.text), text_.size());
-    std::string statement = text_.substr(i.text, end - i.text);
-    std::replace_if(statement.begin(), statement.end(), is_space, ' ');
-    std::string result = "PTX line " + std::to_string(line_at(i.text)) + " `" + statement + "`";
+    std::string made      = text_.substr(i.text, end - i.text);
+    std::replace_if(made.begin(), made.end(), is_space, ' ');
+    return made;
+}
+
+std::string module::place(instruction const& i) const
+{
+    std::string result = "PTX line " + std::to_string(line_at(i.text)) + " `" + statement(i) + "`";
     auto const add     = [&](char const* before, unsigned file, unsigned line) {
         std::string const name = path(file);
         if (!name.empty()) { result += before + name.substr(name.rfind('/') + 1) + ":" + std::to_string(line); }
@@ -702,7 +707,8 @@ private:
             && known->second.sizes.back() == 4) // of a wider register the low half
         {
             instruction low{.run = known_operations().at("cvt.u32.u64").run, .text = i.text, .from = i.from};
-            low.at   = {new_place(4), i.at[1]};
+            low.at       = {new_place(4), i.at[1]};
+            low.operands = 2;
             i.at[1]  = low.at[0];
             sizes[1] = 4;
             kernel_.code.push_back(low);

@@ -117,6 +117,8 @@ public:
 
     /// The kernel, decoded; null if there is none of that name.
     [[nodiscard]] kernel* find(std::string const& name);
+    /// Its text, on one line.
+    [[nodiscard]] std::string statement(instruction const& i) const;
     /// "PTX line 12 `add.s32 ...`, file.cuh:34, called at other.cuh:56"
     [[nodiscard]] std::string place(instruction const& i) const;
     /// "file.cuh:34", or nothing.
