@@ -56,7 +56,7 @@ template <element T, element U>
 {
     constexpr int size            = device::warp_size;
     constexpr int each            = 4; // columns that a lane takes at once
-    constexpr int at_once         = 8; // slices: their loads are under way together
+    constexpr int at_once         = 4; // slices: their loads are under way together
     int const values              = states.sizes.values;
     int const latents             = states.sizes.value_latents;
     int const lane                = device::lane();
@@ -127,16 +127,11 @@ template <element T, element U>
                 MDKV_UNROLL
                 for (int i = 0; i < at_once * each; ++i)
                 {
-                    bool const in_range = s + i / each < slices && i % each * size < chunk;
-                    // unwritten: sums of a basis that the slice did not visit; they wait for no factor, and are not used
+                    bool const in_range   = factor[i / each] != 0.0F && i % each * size < chunk;
                     x[i / each][i % each] = in_range ? state[i / each * of_slice + column + i % each * size] : 0.0F;
                 }
                 MDKV_UNROLL
-                for (int i = 0; i < at_once * each; ++i)
-                {
-                    float const by = factor[i / each];
-                    sum[i % each] += by != 0.0F ? x[i / each][i % each] * by : 0.0F;
-                }
+                for (int i = 0; i < at_once * each; ++i) { sum[i % each] += x[i / each][i % each] * factor[i / each]; }
                 state += at_once * of_slice;
             }
             MDKV_UNROLL
