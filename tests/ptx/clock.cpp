@@ -36,37 +36,41 @@ struct cost
     int latency, slots;
 };
 
-// Latencies are those of a multiprocessor of compute capability 9.0 as a simulator over machine code had them when it came
-// within nine percent of four times measured on an H200; slots are those of the instructions that ptxas makes. DRAM answers
-// after 600 to 850 cycles.
+// Latencies of shared memory, caches, shuffles and products of tiles are those of a simulator over machine code that came
+// within nine percent of four times measured on an H200. DRAM answers after 600 to 850 cycles. The other numbers are estimates:
+// divisions, roots, slots, the price of a fetch, and up to where a branch becomes predicates.
 constexpr double dram = 800, l2 = 270, l1 = 41;
 constexpr double barrier = 28, jump = 9;
-constexpr u32 predicated = 12; // instructions behind a branch that ptxas makes predicated ones
-constexpr double fetch = 25;                    // of eight instructions that a warp has not come by before
-constexpr double memory_rate    = 4.3e12 / 1.755e9; // bytes a cycle, measured for large caches
-constexpr double most_rate      = 64;           // of a multiprocessor
-constexpr u32 multiprocessors   = 132;
-constexpr u32 schedulers        = 4;
-constexpr std::size_t all_shared = 228 * 1024, own_shared = 1024; // of a multiprocessor; what a block takes besides its own
-constexpr u64 line_bytes        = 128;
+constexpr u32 predicated         = 12;               // instructions behind a branch that ptxas makes predicated ones
+constexpr double fetch           = 25;               // of eight instructions that a warp has not come by before
+constexpr double memory_rate     = 4.3e12 / 1.755e9; // bytes a cycle, measured for large caches
+constexpr double most_rate       = 64;               // of a multiprocessor
+constexpr u32 multiprocessors    = 132;
+constexpr u32 schedulers         = 4;
+constexpr std::size_t all_shared = 228 * 1024,
+                      own_shared = 1024; // of a multiprocessor; what a block takes besides its own
+constexpr u64 line_bytes         = 128;
 constexpr std::array costs{cost{"mov.", kind::rename, 0, 0}, cost{"cvta.", kind::rename, 0, 0},
-    cost{"ld.param", kind::rename, 0, 0}, cost{"ld.shared", kind::compute, 29, 1}, cost{"ld.volatile.shared", kind::compute, 29, 1},
-    cost{"ldmatrix.", kind::compute, 33, 4}, cost{"ld.local", kind::compute, 41, 1}, cost{"ld.", kind::load, 0, 1},
-    cost{"st.", kind::store, 0, 1}, cost{"atom.shared", kind::compute, 60, 2}, cost{"atom.", kind::atomic, 700, 1},
-    cost{"membar.", kind::fence, 700, 1}, cost{"fence.", kind::fence, 700, 1}, cost{"cp.async.commit", kind::end_group, 0, 1},
-    cost{"cp.async.wait", kind::wait_group, 0, 1}, cost{"cp.async.", kind::copy, 0, 1}, cost{"mma.", kind::compute, 33, 4},
-    cost{"movmatrix.", kind::compute, 33, 2}, cost{"shfl.", kind::compute, 24, 2}, cost{"vote.", kind::compute, 12, 1},
-    cost{"ex2.", kind::compute, 24, 2}, cost{"rcp.", kind::compute, 40, 4}, cost{"sqrt.", kind::compute, 60, 8},
-    cost{"div.rn.f", kind::compute, 60, 12}, cost{"div.s64", kind::compute, 500, 100}, cost{"div.u64", kind::compute, 500, 100},
-    cost{"rem.s64", kind::compute, 500, 100}, cost{"rem.u64", kind::compute, 500, 100}, cost{"div.", kind::compute, 90, 20},
-    cost{"rem.", kind::compute, 90, 20}, cost{"cvt.rz", kind::compute, 24, 2}, cost{"cvt.rn.f32.s", kind::compute, 24, 2}};
+    cost{"ld.param", kind::rename, 0, 0}, cost{"ld.shared", kind::compute, 29, 1},
+    cost{"ld.volatile.shared", kind::compute, 29, 1}, cost{"ldmatrix.", kind::compute, 33, 4},
+    cost{"ld.local", kind::compute, 41, 1}, cost{"ld.", kind::load, 0, 1}, cost{"st.", kind::store, 0, 1},
+    cost{"atom.shared", kind::compute, 60, 2}, cost{"atom.", kind::atomic, 700, 1},
+    cost{"membar.", kind::fence, 700, 1}, cost{"fence.", kind::fence, 700, 1},
+    cost{"cp.async.commit", kind::end_group, 0, 1}, cost{"cp.async.wait", kind::wait_group, 0, 1},
+    cost{"cp.async.", kind::copy, 0, 1}, cost{"mma.", kind::compute, 33, 4}, cost{"movmatrix.", kind::compute, 33, 2},
+    cost{"shfl.", kind::compute, 24, 2}, cost{"vote.", kind::compute, 12, 1}, cost{"ex2.", kind::compute, 24, 2},
+    cost{"rcp.", kind::compute, 40, 4}, cost{"sqrt.", kind::compute, 60, 8}, cost{"div.rn.f", kind::compute, 60, 12},
+    cost{"div.s64", kind::compute, 500, 100}, cost{"div.u64", kind::compute, 500, 100},
+    cost{"rem.s64", kind::compute, 500, 100}, cost{"rem.u64", kind::compute, 500, 100},
+    cost{"div.", kind::compute, 90, 20}, cost{"rem.", kind::compute, 90, 20}, cost{"cvt.rz", kind::compute, 24, 2},
+    cost{"cvt.rn.f32.s", kind::compute, 24, 2}};
 
 /// An instruction as the clock sees it.
 struct timing
 {
     cost of{};
-    bool begins = false; ///< a basic block: no instruction of before comes after
-    bool skips  = false; ///< a branch over so few instructions that they become predicated
+    bool begins          = false; ///< a basic block: no instruction of before comes after
+    bool skips           = false; ///< a branch over so few instructions that they become predicated
     std::uint8_t results = 0, first_source = 0, operands = 0;
     std::array<u32, most_operands> registers{};
     u32 guard = 0; ///< register 0 is always ready
@@ -95,21 +99,21 @@ struct kernel_timing
         std::size_t const open = text.find_first_not_of(" ", name.size());
         auto const is          = [&](char const* begin) { return name.starts_with(begin); };
         timing t;
-        bool const wide  = name.ends_with("64");
-        t.of             = {"", kind::compute, wide ? 8 : 4, wide ? 2 : 1};
-        auto const known = std::find_if(costs.begin(), costs.end(), [&](cost const& c) { return name.starts_with(c.name); });
+        bool const wide = name.ends_with("64");
+        t.of            = {"", kind::compute, wide ? 8 : 4, wide ? 2 : 1};
+        auto const known =
+            std::find_if(costs.begin(), costs.end(), [&](cost const& c) { return name.starts_with(c.name); });
         if (known != costs.end()) { t.of = *known; }
-        t.operands = i.operands;
+        t.operands         = i.operands;
         bool const carries = name.find(".cc") != name.npos || is("addc") || is("subc") || is("madc");
         bool const nothing = i.run == nullptr || is("st.") || is("cp.") || is("bar.") || is("membar.") || is("fence.");
-        t.results          = static_cast<std::uint8_t>(
-            nothing                                    ? 0
-            : is("ld.")                                ? i.operands - 1
-            : is("ldmatrix.") || is("mma.")            ? 4
-            : is("shfl.") || carries                   ? 2
-            : open != text.npos && text[open] == '{'   ? i.operands - 1
-                                                       : 1);
-        t.first_source = carries ? 1 : t.results;
+        t.results          = static_cast<std::uint8_t>(nothing                                  ? 0
+                                                       : is("ld.")                              ? i.operands - 1
+                                                       : is("ldmatrix.") || is("mma.")          ? 4
+                                                       : is("shfl.") || carries                 ? 2
+                                                       : open != text.npos && text[open] == '{' ? i.operands - 1
+                                                                                                : 1);
+        t.first_source     = carries ? 1 : t.results;
         for (std::size_t n = 0; n < i.operands; ++n) { t.registers[n] = number(i.at[n]); }
         if (i.guard != nowhere) { t.guard = number(i.guard); }
         made.code.push_back(t);
@@ -122,7 +126,9 @@ struct kernel_timing
         u32 const target = k.code[n].target;
         bool const few   = k.code[n].guard != nowhere && target > n && target - n <= predicated;
         timing& t        = made.code[n];
-        t.skips          = few && std::all_of(k.code.begin() + n + 1, k.code.begin() + target, [](instruction const& i) { return i.how == flow::next; });
+        t.skips = few && std::all_of(k.code.begin() + n + 1, k.code.begin() + target, [](instruction const& i) {
+            return i.how == flow::next;
+        });
         if (!t.skips) { kept[target] = kept[std::min<std::size_t>(n + 1, kept.size() - 1)] = true; }
     }
     for (u32 n = 0; n < made.code.size(); ++n) { made.code[n].begins = kept[n]; }
@@ -140,7 +146,7 @@ struct warp_time
 {
     double now = 0, last = 0; ///< of the next instruction; of the last one that has begun, which may have waited
     int chain = 0, last_chain = 0;
-    double slots = 0; ///< since the last barrier
+    double slots  = 0; ///< since the last barrier
     double copied = 0, memory_free = 0;
     u64 instructions = 0;
     u32 until        = 0; ///< where instructions end that are predicated by
@@ -187,10 +193,10 @@ public:
         launches.push_back(t);
         auto& known = kernels_[l.what];
         if (known.code.empty()) { known = timing_of(*l.code, *l.what); }
-        kernel_        = &known;
-        auto const fit = static_cast<u32>(all_shared / (l.dynamic_shared + l.what->static_shared + own_shared));
-        room_          = std::max<u32>(1, std::min({most_resident_, fit, 2048 / l.threads}));
-        resident_      = std::min(room_, (l.blocks + multiprocessors - 1) / multiprocessors);
+        kernel_          = &known;
+        auto const fit   = static_cast<u32>(all_shared / (l.dynamic_shared + l.what->static_shared + own_shared));
+        room_            = std::max<u32>(1, std::min({most_resident_, fit, 2048 / l.threads}));
+        resident_        = std::min(room_, (l.blocks + multiprocessors - 1) / multiprocessors);
         double const all = std::min<double>(l.blocks, multiprocessors * room_);
         rate_            = std::min(memory_rate / all, most_rate / resident_) / (l.threads / warp_size);
         ends_.clear();
@@ -256,13 +262,15 @@ public:
         switch (i.of.does)
         {
             case kind::load:
-            case kind::atomic: {
+            case kind::atomic:
+            {
                 bool global        = false;
                 double const there = arrival(t, w, p, on, from.ready, p.address, global);
                 give({std::max(there, from.ready + i.of.latency), from.chain + (global ? 1 : 0)});
                 break;
             }
-            case kind::copy: {
+            case kind::copy:
+            {
                 t.catch_up(from);
                 bool global = false;
                 t.copied    = std::max(t.copied, arrival(t, w, p, on, from.ready, 1, global));
@@ -280,7 +288,8 @@ public:
             case kind::end_group:
                 if ((on & 1) != 0) { t.groups.push_back(std::exchange(t.copied, 0)); }
                 break;
-            case kind::wait_group: {
+            case kind::wait_group:
+            {
                 std::size_t const left = words<u32>(w, p.at[0])[0];
                 while (t.groups.size() > left)
                 {
@@ -342,19 +351,18 @@ private:
     }
 
     /// When the last byte of an access is there.
-    double arrival(
-        warp_time& t, warp& w, instruction const& p, lanes on, double now, std::size_t operand, bool& global)
+    double arrival(warp_time& t, warp& w, instruction const& p, lanes on, double now, std::size_t operand, bool& global)
     {
         double all = now + l1;
         each_line(w, p, on, operand, [&](u64 at) {
             if (!mine_.insert(at).second) { return; }
-            global      = true;
-            line& known = lines_[at];
+            global       = true;
+            line& known  = lines_[at];
             double there = now + l2;
             if (known.launch == 0 || known.launch == launch_) // others of this launch ask at the same time
             {
                 if (known.launch == 0) { launches.back().bytes += line_bytes; }
-                t.memory_free = std::max(t.memory_free, now) + line_bytes / rate_;
+                t.memory_free      = std::max(t.memory_free, now) + line_bytes / rate_;
                 double const fresh = std::max(now + dram, t.memory_free + dram - line_bytes / rate_);
                 there              = known.launch == 0 ? fresh : std::min(fresh, std::max(there, known.time));
                 known              = {launch_, known.launch == 0 ? fresh : std::min(fresh, known.time)};

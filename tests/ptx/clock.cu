@@ -40,12 +40,14 @@ constexpr limits many_slices{13.3, 10.5, 10800, 3, 18, 13, 2920, 33700};
 
 /// Attends a cache whose heads have these tokens of rungs 1, 2 and 3, a few more or fewer from head to head unless they are
 /// whole tiles, and prints the times of slices and merge.
-std::vector<ptx::launch_time> timed(char const* name, std::vector<mdkv::rung> const& rungs, std::array<index_t, 3> tokens)
+std::vector<ptx::launch_time> timed(
+    char const* name, std::vector<mdkv::rung> const& rungs, std::array<index_t, 3> tokens)
 {
     constexpr index_t heads = 8, group = 4, dim = 128;
-    bool const whole        = tokens[0] % 16 == 0 && tokens[1] % 16 == 0 && tokens[2] % 16 == 0;
-    index_t const most      = tokens[0] + tokens[1] + tokens[2] + 3 * heads;
-    support::packed_layer<element> layer{{.heads = heads, .tokens = most, .window = 0, .dims = {dim, dim}, .rungs = rungs}, 0};
+    bool const whole   = tokens[0] % 16 == 0 && tokens[1] % 16 == 0 && tokens[2] % 16 == 0;
+    index_t const most = tokens[0] + tokens[1] + tokens[2] + 3 * heads;
+    support::packed_layer<element> layer{
+        {.heads = heads, .tokens = most, .window = 0, .dims = {dim, dim}, .rungs = rungs}, 0};
     for (index_t h = 0; h < heads; ++h)
     {
         index_t at = 0;
@@ -59,7 +61,10 @@ std::vector<ptx::launch_time> timed(char const* name, std::vector<mdkv::rung> co
     support::source random{"clock", most};
     for (index_t row = 0; row < heads * group; ++row)
     {
-        for (index_t d = 0; d < dim; ++d) { queries.set(mdkv::narrow<element>(static_cast<float>(random.normal())), row, d); }
+        for (index_t d = 0; d < dim; ++d)
+        {
+            queries.set(mdkv::narrow<element>(static_cast<float>(random.normal())), row, d);
+        }
     }
     auto const cache = layer.packed();
     ptx::clock const watch;
@@ -68,8 +73,9 @@ std::vector<ptx::launch_time> timed(char const* name, std::vector<mdkv::rung> co
     {
         std::printf("%-34s %-13s %4u blocks %6.1f us, memory %5.1f us; worst block %8.0f cycles, %6.0f before a copy; "
                     "chain %3d, barriers %2d, instructions %6llu, code %6llu bytes\n",
-            name, l.name.c_str(), l.blocks, l.microseconds(), l.memory_cycles / 1755, l.block_cycles, l.before_copy, l.chain,
-            l.barriers, static_cast<unsigned long long>(l.instructions), static_cast<unsigned long long>(l.code));
+            name, l.name.c_str(), l.blocks, l.microseconds(), l.memory_cycles / 1755, l.block_cycles, l.before_copy,
+            l.chain, l.barriers, static_cast<unsigned long long>(l.instructions),
+            static_cast<unsigned long long>(l.code));
     }
     return watch.launches();
 }

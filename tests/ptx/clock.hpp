@@ -22,15 +22,16 @@ struct launch_time
     int chain                  = 0; ///< global loads into registers that wait for one another, in the worst warp
     int barriers               = 0; ///< most of a block
     std::uint64_t instructions = 0; ///< PTX, most of a warp
-    std::uint64_t code         = 0; ///< 16 bytes for each PTX instruction that some warp of a block comes by, most of a block
+    std::uint64_t code = 0; ///< 16 bytes for each PTX instruction that some warp of a block comes by, most of a block
 
     [[nodiscard]] double microseconds() const { return (cycles > memory_cycles ? cycles : memory_cycles) / 1755; }
 };
 
-// How well it agrees with an H200 (slices and merge computed, both and the launches between measured, microseconds): codes at
-// .4 % 46 + 6, measured 55; coordinates at .4 % 50 + 9, measured 55; codes at 10 % 59 + 12, measured 81; coordinates at 10 %
-// 53 + 15, measured 94; 4 bits of 131,072 tokens 48 + 12, measured 80; 16 bits 137 + 11, measured 168. Small caches agree within
-// six percent; large ones come out 12 to 28 percent low, because blocks of a multiprocessor are not made to wait for one another.
+// How well it agrees with an H200 (slices + merge computed, the whole call with its two launches measured, microseconds):
+// codes at .4 % 46 + 6, measured 55; coordinates at .4 % 50 + 9, measured 55; codes at 10 % 59 + 12, measured 81; coordinates
+// at 10 % 53 + 15, measured 94; 4 bits of 131,072 tokens 48 + 12, measured 80; 16 bits 137 + 11, measured 168. The figure for
+// coordinates at .4 % is no proof: it was 83 + 39 until short branches became predicates. The large caches were computed once,
+// after that, and come out 12 to 28 percent low: resident blocks do not wait for one another. Merges are probably a third low.
 
 /// Watches launches while it lives, from a cold L2 cache on. In ascending order only, one at a time.
 class clock

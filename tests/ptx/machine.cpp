@@ -95,10 +95,10 @@ void leave(warp& w, instruction const& i, lanes who)
 /// Runs a party until it waits, ends or parts, or, if others are there or the turn is over, until control may stop.
 void run_party(warp& w, party& p, std::uint32_t& turns)
 {
-    kernel& k        = *w.of->of->what;
-    auto const* code = k.code.data();
-    std::uint32_t at = p.at;
-    bool const alone = w.parties.size() == 1;
+    kernel& k         = *w.of->of->what;
+    auto const* code  = k.code.data();
+    std::uint32_t at  = p.at;
+    bool const alone  = w.parties.size() == 1;
     auto* const watch = watching;
     for (bool first = true;; first = false)
     {
@@ -201,7 +201,7 @@ outcome run_warp(warp& w, std::uint32_t turns)
         }
         party const& first = w.parties.front();
         auto const astray  = std::find_if(
-            w.parties.begin(), w.parties.end(), [](party const& p) { return p.wait == waiting::for_lanes; });
+             w.parties.begin(), w.parties.end(), [](party const& p) { return p.wait == waiting::for_lanes; });
         if (astray != w.parties.end())
         {
             report("warp function without all its lanes", w, code[astray->at], std::countr_zero(astray->who));

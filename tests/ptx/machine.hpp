@@ -20,7 +20,8 @@
 // without a fence, an atomic, an atomic and a fence); barriers and warp functions that some threads miss. Equal values that two
 // threads write are no fault. A comment in the kernels' sources may explain a race or a read ("// race: ...", "// unwritten:
 // ..."). Not shown: memory that is seen in another order than it was written; what ptxas makes of PTX; the rounding of
-// approximations, which are the host library's, and of tensor cores, whose sums are of doubles here; time.
+// approximations, which are the host library's, and of tensor cores, whose sums are of doubles here; time, of which clock.hpp
+// has an estimate.
 
 namespace ptx
 {
@@ -98,11 +99,11 @@ struct launch
 class watcher
 {
 public:
-    virtual void begin(launch const& l)                       = 0;
-    virtual void begin(block const& b)                        = 0;
+    virtual void begin(launch const& l)                    = 0;
+    virtual void begin(block const& b)                     = 0;
     virtual void step(warp& w, std::uint32_t at, lanes on) = 0; ///< before the instruction; no lane: its guard is false
-    virtual void meet(block const& b)                         = 0; ///< at a barrier
-    virtual void end(block const& b)                          = 0;
+    virtual void meet(block const& b)                      = 0; ///< at a barrier
+    virtual void end(block const& b)                       = 0;
 
 protected:
     ~watcher() = default;

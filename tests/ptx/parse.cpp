@@ -709,8 +709,8 @@ private:
             instruction low{.run = known_operations().at("cvt.u32.u64").run, .text = i.text, .from = i.from};
             low.at       = {new_place(4), i.at[1]};
             low.operands = 2;
-            i.at[1]  = low.at[0];
-            sizes[1] = 4;
+            i.at[1]      = low.at[0];
+            sizes[1]     = 4;
             kernel_.code.push_back(low);
         }
         i.run = known->second.run;
