@@ -22,6 +22,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -102,6 +103,18 @@ TEST_CASE_TEMPLATE("values are those of the least squares", T, float, half, bflo
     }
     CHECK(some > 0);
     CHECK(shortened > 0);
+}
+
+TEST_CASE("blocks of refit meet what a text repeats at different phases")
+{
+    refit_part const part;
+    for (index_t period = 2; period <= part.span; period *= 2)
+    {
+        std::set<index_t> phases;
+        for (index_t b = 0; b < part.blocks; ++b) { phases.insert(part.first(b) % period); }
+        INFO("period ", period);
+        CHECK(static_cast<index_t>(phases.size()) == std::min(period, part.blocks));
+    }
 }
 
 TEST_CASE("the change of a token that no row attends to is bounded")
