@@ -1,4 +1,4 @@
-/// \file attend_numbers.cuh: tiles that cannot be copied as they are, written number by number in the form of whole ones: the last tile of a run, elements of 32 bits, rows that are no words (arXiv 2603.20616, section 5).
+/// \file attend_numbers.cuh: tiles that cannot be copied as they are, gathered word by word or number by number in the form of whole ones: the last tile of a run, elements of 32 bits, rows that are no words (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/ratios.hpp>
@@ -37,7 +37,7 @@ struct attend_numbers
         int const width           = stored.width(begin_token); // tokens stored
         int const readable        = values ? count : width;    // tokens read
         int const row_bytes       = stored.token_bytes;
-        int const before          = rows::coded ? static_cast<int>(coordinate_bytes(Kind, first, 0)) : first * int{sizeof(T)};
+        int const before = rows::coded ? static_cast<int>(coordinate_bytes(Kind, first, 0)) : first * int{sizeof(T)};
         std::byte const* const from =
             stored.begin + stored.tile(begin_token) + before * (values && !rows::coded ? 1 : width);
         if (rows::coded ? n % rows::group == 0 : sizeof(T) == 2 && n % 4 == 0 && (!values || row_bytes % 4 == 0))
