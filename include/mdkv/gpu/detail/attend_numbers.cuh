@@ -107,11 +107,12 @@ struct attend_numbers
     }
 
 private:
+    static constexpr int at_once = 4; ///< loads of a lane that are under way together: more would spill registers
+
     /// Words of elements of 16 bits.
     __device__ void gather_elements(
         int lane, std::byte const* from, int width, int readable, bool values, std::byte* ring) const
     {
-        constexpr int at_once = 8; // loads of a lane
         if (values)
         {
             MDKV_UNROLL
@@ -160,7 +161,6 @@ private:
         int lane, std::byte const* from, int width, int readable, bool values, std::byte* ring) const
     {
         constexpr int bytes = rows::group_bytes / rows::sixteen - 2 * int{sizeof(half)}; // of a token's codes
-        constexpr int each  = bytes * rows::sixteen / 4 / device::warp_size;             // words of a lane
         int const t         = lane % rows::sixteen;
         MDKV_ROLLED
         for (int k = 0; k * rows::group < n; ++k)
@@ -168,29 +168,33 @@ private:
             std::byte const* const codes = from + k * width * (bytes + 4) + 4 * width;
             int const begin              = k * rows::group_bytes;
             std::uint16_t number         = 0;
-            std::uint32_t word[std::size_t{each}]{};
             if (t < readable) { number = device::load<std::uint16_t>(codes + ((lane / 16 - 2) * width + t) * 2); }
-            MDKV_UNROLL
-            for (int i = 0; i < each; ++i)
-            {
-                int const j    = i * device::warp_size + lane;
-                int const left = values ? width - j / bytes * 4 : 0; // tokens from the word's first one on
-                if (!values && t < width) { word[i] = device::load<std::uint32_t>(codes + (j / 16 * width + t) * 4); }
-                if (left >= 4) { word[i] = device::load<std::uint32_t>(codes + j * 4); }
-                MDKV_UNROLL
-                for (int b = 0; b < 3; ++b) // the last tokens lie one after the other
-                {
-                    if (left >= 4 || b >= left) { continue; }
-                    auto const byte = device::load<std::uint8_t>(codes + (j / bytes * 4 + b) * bytes + j % bytes);
-                    word[i] |= std::uint32_t{byte} << (8 * b);
-                }
-            }
             device::store(ring + rows::smem_offset(values, begin + lane * 2), number);
-            MDKV_UNROLL
-            for (int i = 0; i < each; ++i)
+            MDKV_ROLLED
+            for (int j = lane; j < bytes * rows::sixteen / 4; j += at_once * device::warp_size)
             {
-                int const to = begin + rows::codes_begin + (i * device::warp_size + lane) * 4;
-                device::store(ring + rows::smem_offset(values, to), word[i]);
+                std::uint32_t word[at_once]{};
+                MDKV_UNROLL
+                for (int i = 0; i < at_once; ++i)
+                {
+                    int const w    = j + i * device::warp_size;
+                    int const left = values ? width - w / bytes * 4 : 0; // tokens from the word's first one on
+                    if (!values && t < width) { word[i] = device::load<std::uint32_t>(codes + (w / 16 * width + t) * 4); }
+                    if (left >= 4) { word[i] = device::load<std::uint32_t>(codes + w * 4); }
+                    MDKV_UNROLL
+                    for (int b = 0; b < 3; ++b) // the last tokens lie one after the other
+                    {
+                        if (left >= 4 || b >= left) { continue; }
+                        auto const byte = device::load<std::uint8_t>(codes + (w / bytes * 4 + b) * bytes + w % bytes);
+                        word[i] |= std::uint32_t{byte} << (8 * b);
+                    }
+                }
+                MDKV_UNROLL
+                for (int i = 0; i < at_once; ++i)
+                {
+                    int const to = begin + rows::codes_begin + (j + i * device::warp_size) * 4;
+                    device::store(ring + rows::smem_offset(values, to), word[i]);
+                }
             }
         }
     }
