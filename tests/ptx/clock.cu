@@ -32,9 +32,9 @@ struct limits
     int chain, merge_chain, barriers;
     std::uint64_t instructions, code; ///< of the slices
 };
-constexpr limits small_plain{28.5, 5.2, 10700, 35, 5, 13, 4420, 43900};
-constexpr limits small_codes{28.2, 6.7, 15000, 35, 9, 25, 9170, 89500};
-constexpr limits small_coordinates{30.6, 9.0, 21600, 36, 13, 23, 13910, 52700};
+constexpr limits small_plain{30.2, 5.2, 10700, 39, 5, 13, 4420, 43900};
+constexpr limits small_codes{29.1, 6.7, 15000, 37, 9, 25, 9170, 89500};
+constexpr limits small_coordinates{30.9, 9.0, 21600, 40, 13, 23, 13910, 52700};
 constexpr limits whole_tiles{23.2, 6.7, 14900, 9, 9, 25, 8100, 75500};
 constexpr limits many_slices{13.3, 10.5, 10800, 3, 18, 13, 2920, 33700};
 
