@@ -133,7 +133,7 @@ private:
             }
             return;
         }
-        int const pair = lane % 8; // of tokens
+        int const pair = lane % 8; // a pair of tokens
         MDKV_ROLLED
         for (int c = lane / 8; c < n; c += 4 * at_once)
         {
@@ -160,7 +160,7 @@ private:
     __device__ void gather_codes(
         int lane, std::byte const* from, int width, int readable, bool values, std::byte* ring) const
     {
-        constexpr int bytes = rows::group_bytes / rows::sixteen - 2 * int{sizeof(half)}; // of a token's codes
+        constexpr int bytes = rows::group_bytes / rows::sixteen - 2 * int{sizeof(half)}; // bytes of a token's codes
         int const t         = lane % rows::sixteen;
         MDKV_ROLLED
         for (int k = 0; k * rows::group < n; ++k)
