@@ -1,10 +1,20 @@
+// The costs of instructions and of memory on an H200, as far as they are known, and a clock for each warp that adds them up.
 #include "clock.hpp"
 
 #include "machine.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <queue>
+#include <string>
+#include <string_view>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 namespace ptx
 {

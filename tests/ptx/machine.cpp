@@ -201,7 +201,7 @@ outcome run_warp(warp& w, std::uint32_t turns)
         }
         party const& first = w.parties.front();
         auto const astray  = std::find_if(
-             w.parties.begin(), w.parties.end(), [](party const& p) { return p.wait == waiting::for_lanes; });
+            w.parties.begin(), w.parties.end(), [](party const& p) { return p.wait == waiting::for_lanes; });
         if (astray != w.parties.end())
         {
             report("warp function without all its lanes", w, code[astray->at], std::countr_zero(astray->who));
