@@ -96,7 +96,7 @@ run pipeline "$build/tests/gpu/gpu_pipeline"
 cat "$build/pipeline.log"
 write_record
 
-for bench in machine attend allocate compress naive; do
+for bench in machine attend stamps allocate compress naive; do
     program_of_bench=$build/bench/gpu/gpu_$bench
     if [[ $(ldd "$program_of_bench" 2>/dev/null) == *'not found'* ]]; then
         status "gpu_$bench" "skipped: it needs a library that is not here"

@@ -1,8 +1,8 @@
 // Decode attention at 128K tokens: the full cache against the machine's copy bandwidth, and
 // compressed caches against the full one, each beside the ratio of their bytes. Which token is at which rung is forced:
 // 25, 15 and 60 % of a head's bytes at 16, 32 and 128 coordinates (paper), 60, 25 and 15 % at 4, 8 and 16 bits (bits),
-// all tokens at 8 or at 4 bits (int8, int4). With 1, 4 and 8 query heads per KV head: full, int8, int4 and 10 %. With 4, all
-// of them in two launches, and in one with counters.
+// all tokens at 8 or at 4 bits (int8, int4). With 1 and 8 query heads per KV head: full, int8, int4 and 10 %; with 4, all of
+// them.
 #include <mdkv/gpu/attend.cuh>
 
 #include <mdkv/core/cache.hpp>
@@ -52,7 +52,6 @@ struct rotation
     device_array<element> queries = normal_numbers<element>(heads * most * dim, 4, 1.0F); // [H*G, D]
     device_array<element> output{heads * most * dim};                                     // [H*G, D]
     device_array<float> lse{heads * most};                                                // [H*G]
-    device_array<std::uint32_t> arrivals = to_device(std::vector(gpu::attend_arrivals(heads, heads, most), 0U));
 
     template <std::size_t R>
     rotation(std::string called, prompt const& from, mdkv::ratio_set const& ratios, std::array<double, R> const& shares,
@@ -82,12 +81,11 @@ struct rotation
 
     [[nodiscard]] double bytes() const { return static_cast<double>(layers[0].arena_bytes()); }
 
-    /// A decode step of all layers with G query heads per KV head, in one or two launches a layer.
-    [[nodiscard]] work steps(index_t of_head, int launches) const
+    /// A decode step of all layers with G query heads per KV head.
+    [[nodiscard]] work steps(index_t of_head) const
     {
         index_t const rows = heads * of_head;
-        return recorded(static_cast<index_t>(layers.size()), [&, rows, launches](gpu::backend on, index_t i) {
-            if (launches == 1) { on.arrivals = {arrivals.data(), static_cast<std::size_t>(arrivals.size())}; }
+        return recorded(static_cast<index_t>(layers.size()), [&, rows](gpu::backend const& on, index_t i) {
             mdkv::attend(on, mdkv::in(on, queries.data(), rows, dim), layers[static_cast<std::size_t>(i)].view(), {},
                 mdkv::out(on, output.data(), rows, dim), mdkv::out(on, lse.data(), rows));
         });
@@ -112,7 +110,6 @@ void measure(record& results)
     {
         rotation const& cache;
         index_t of_head;
-        int launches;
     };
     std::vector<step> steps;
     std::vector<work> works{clock.copy()};
@@ -121,19 +118,18 @@ void measure(record& results)
         for (rotation const& cache : caches)
         {
             if (of_head != group && cache.kv_size < tokens / 10) { continue; }
-            steps.push_back({cache, of_head, 2});
+            steps.push_back({cache, of_head});
         }
     }
-    for (rotation const& cache : caches) { steps.push_back({cache, group, 1}); }
-    for (auto const& [cache, of_head, launches] : steps) { works.push_back(cache.steps(of_head, launches)); }
+    for (auto const& [cache, of_head] : steps) { works.push_back(cache.steps(of_head)); }
 
     auto const times       = clock.medians(works);
     double const bandwidth = 2 * static_cast<double>(clock.size()) / times[0];
-    double full            = 0; // time of the full cache with as many query heads and launches
+    double full            = 0; // time of the full cache with as many query heads
     for (std::size_t i = 0; i < steps.size(); ++i)
     {
-        auto const& [cache, of_head, launches] = steps[i];
-        double const time                      = times[i + 1];
+        auto const& [cache, of_head] = steps[i];
+        double const time            = times[i + 1];
         if (cache.name == "attend/full") { full = time; }
         double const speedup    = full / time;
         double const byte_ratio = caches[0].bytes() / cache.bytes();
@@ -145,8 +141,7 @@ void measure(record& results)
         }
         results.add({cache.name,
             {{"tokens", tokens}, {"kv_size", static_cast<double>(cache.kv_size)},
-                {"group", static_cast<double>(of_head)}, {"layers", static_cast<double>(cache.layers.size())},
-                {"launches", static_cast<double>(launches)}},
+                {"group", static_cast<double>(of_head)}, {"layers", static_cast<double>(cache.layers.size())}},
             time, cache.bytes(), ratios});
     }
 }

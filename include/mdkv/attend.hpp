@@ -165,9 +165,8 @@ void attend(B const& on, view<U const, Rank, B::memory_space> queries, Owner con
 /// \param[in]  options    scale, if not the caches'
 /// \param[out] output     [H*G, n, Dv]
 /// \param[out] lse        [H*G, n]
-/// \cost   the cost of separate calls, with all heads of all sequences side by side. gpu: two launches, or one
-///         with `gpu::backend::arrivals`, for up to 48 neighbours whose caches are laid out alike (`cache_layout`, with any
-///         window); no copies to the device
+/// \cost   the cost of separate calls, with all heads of all sequences side by side. gpu: two launches for up to 48 neighbours
+///         whose caches are laid out alike (`cache_layout`, with any window); no copies to the device
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \throws invalid_argument   the errors of one token, naming the sequence; or n is not the sum of the sequences' queries
 template <backend B, class Sequence, element U>

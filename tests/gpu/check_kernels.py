@@ -15,8 +15,8 @@ import sys
 
 # Kernel -> instructions its machine code must have (regular expressions). A kernel is named by its struct.
 INSTRUCTIONS = {
-    # copies of 16 bytes; tensor cores; what the last block sees of the others' writes
-    "attend_slice": [r"LDGSTS\.\S*128", r"HMMA\.16816", r"MOVM", r"MEMBAR\.\w+\.GPU", r"CCTL\.IVALL"],
+    # copies of 16 bytes; tensor cores
+    "attend_slice": [r"LDGSTS\.\S*128", r"HMMA\.16816", r"MOVM"],
     "gram_products": [r"LDGSTS\.\S*128"],
 }
 # Instructions for half and bfloat16 only: tensor cores multiply these.

@@ -70,7 +70,7 @@ struct atomics
     static constexpr char const* name = "atomics";
     static constexpr int threads      = 96;
 
-    out_view<unsigned, 1, gpu::backend> to;  // [4]
+    out_view<unsigned, 1, gpu::backend> to;  // [2]
     out_view<index_t, 1, gpu::backend> wide; // [1]
 
     __device__ void operator()() const
@@ -79,8 +79,6 @@ struct atomics
         gpu::device::atomic_add(&to(0), t);
         gpu::device::atomic_min(&to(1), t);
         gpu::device::atomic_add(&wide(0), (index_t{1} << 40) + t);
-        gpu::device::atomic_add(&to(3), gpu::device::atomic_next(&to(2), 9U));
-        gpu::device::fence();
     }
 };
 
@@ -237,8 +235,8 @@ TEST_CASE("sums of 64 bits in shared memory carry from one word to the other")
 
 TEST_CASE("atomics of all blocks add up, of 32 and of 64 bits")
 {
-    tensor<unsigned, 1> start{{4}};
-    start.assign(std::vector<unsigned>{0, 1000, 0, 0});
+    tensor<unsigned, 1> start{{2}};
+    start.assign(std::vector<unsigned>{0, 1000});
     tensor<index_t, 1> start_wide{{1}};
     start_wide.set(-5, 0);
     device_tensor<unsigned, 1> to{start};
@@ -246,8 +244,7 @@ TEST_CASE("atomics of all blocks add up, of 32 and of 64 bits")
     support::run_on_device([&](gpu::backend const& on) {
         if (!on.scratch->counting()) { gpu::launch(on, atomics{to.out(), wide.out()}, 7); }
     });
-    CHECK(to.elements()
-          == std::vector<unsigned>{7 * 95 * 96 / 2, 0, 7 * 96 % 10, 7 * 96 / 10 * 45 + 1}); // 0 to 9, again and again
+    CHECK(to.elements() == std::vector<unsigned>{7 * 95 * 96 / 2, 0});
     CHECK(wide.host().get(0) == 7 * 96 * (index_t{1} << 40) + 7 * 95 * 96 / 2 - 5);
 }
 

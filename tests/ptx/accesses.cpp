@@ -202,7 +202,7 @@ void store(warp& w, instruction const& i, lanes who)
     });
 }
 
-// --- atomics, and the order they make -----------------------------------------------------------------------------------
+// --- atomics ---------------------------------------------------------------------------------------------------------------
 
 template <auto F, class T>
 void atomic(warp& w, instruction const& i, lanes who)
@@ -216,24 +216,6 @@ void atomic(warp& w, instruction const& i, lanes who)
         check_read(w, i, lane, p, sizeof(T), access::atomic);
         std::memcpy(p.data, &after, sizeof after);
         words<lane_word<T>>(w, i.at[0])[lane] = word_of<T>(before);
-        if (p.shared) { return; }
-        // What others released here is this lane's after its next fence; what it has fenced becomes theirs.
-        clock_map& here = w.of->of->releases[p.data];
-        auto const l    = static_cast<std::size_t>(lane);
-        learn(w.seen[l], here);
-        if (w.fences[l] == 0) { return; }
-        learn(here, w.of->known);
-        here[w.of->number] = {w.fences[l], static_cast<u32>(w.number * warp_size + lane)};
-    });
-}
-
-void fence(warp& w, instruction const&, lanes who)
-{
-    for_lanes(who, [&](int lane) {
-        auto const l = static_cast<std::size_t>(lane);
-        w.fences[l]  = w.of->interval;
-        learn(w.of->known, w.seen[l]);
-        w.seen[l].clear();
     });
 }
 
@@ -264,6 +246,10 @@ void arrive(block& b, flying_copy const& copy)
     }
     return true;
 }
+
+/// Nothing comes of it but time.
+void prefetch(warp&, instruction const&, lanes)
+{}
 
 /// cp.async: operands are where to, where from, how many bytes.
 void copy_async(warp& w, instruction const& i, lanes who)
@@ -346,7 +332,6 @@ handler atomic_named(std::string const& name)
     static std::map<std::string, handler> const all{
         {"add.u32", atomic<[](u32 a, u32 b) { return a + b; }, u32>},
         {"add.u64", atomic<[](u64 a, u64 b) { return a + b; }, u64>},
-        {"inc.u32", atomic<[](u32 a, u32 last) { return a >= last ? 0 : a + 1; }, u32>},
         {"min.u32", atomic<[](u32 a, u32 b) { return std::min(a, b); }, u32>},
         {"min.u64", atomic<[](u64 a, u64 b) { return std::min(a, b); }, u64>},
         {"min.s64", atomic<[](std::int64_t a, std::int64_t b) { return std::min(a, b); }, std::int64_t>},
@@ -373,7 +358,7 @@ void finish_copies(warp& w, instruction const& i, lanes who, std::uint32_t pendi
 
 bool decode_access(std::string const& name, std::vector<std::uint8_t> const& sizes, instruction& i)
 {
-    if (name == "membar.gl" || name == "fence.acq_rel.gpu") { return i.run = fence, true; }
+    if (name == "prefetch.global.L2") { return i.run = prefetch, sizes == std::vector<u8>{8} && i.offset == 0; }
     if (name == "cp.async.commit_group") { return i.run = end_group, true; }
     if (name == "cp.async.wait_group") { return i.run = wait_groups, true; }
     if (name == "cp.async.ca.shared.global" || name == "cp.async.cg.shared.global")

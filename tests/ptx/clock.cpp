@@ -32,8 +32,8 @@ enum class kind : std::uint8_t
     load,
     store,
     atomic,
-    fence,
     copy,
+    prefetch,
     end_group,
     wait_group
 };
@@ -65,15 +65,14 @@ constexpr std::array costs{cost{"mov.", kind::rename, 0, 0}, cost{"cvta.", kind:
     cost{"ld.volatile.shared", kind::compute, 29, 1}, cost{"ldmatrix.", kind::compute, 33, 4},
     cost{"ld.local", kind::compute, 41, 1}, cost{"ld.", kind::load, 0, 1}, cost{"st.", kind::store, 0, 1},
     cost{"atom.shared", kind::compute, 60, 2}, cost{"atom.", kind::atomic, 700, 1},
-    cost{"membar.", kind::fence, 700, 1}, cost{"fence.", kind::fence, 700, 1},
     cost{"cp.async.commit", kind::end_group, 0, 1}, cost{"cp.async.wait", kind::wait_group, 0, 1},
-    cost{"cp.async.", kind::copy, 0, 1}, cost{"mma.", kind::compute, 33, 4}, cost{"movmatrix.", kind::compute, 33, 2},
-    cost{"shfl.", kind::compute, 24, 2}, cost{"vote.", kind::compute, 12, 1}, cost{"ex2.", kind::compute, 24, 2},
-    cost{"rcp.", kind::compute, 40, 4}, cost{"sqrt.", kind::compute, 60, 8}, cost{"div.rn.f", kind::compute, 60, 12},
-    cost{"div.s64", kind::compute, 500, 100}, cost{"div.u64", kind::compute, 500, 100},
-    cost{"rem.s64", kind::compute, 500, 100}, cost{"rem.u64", kind::compute, 500, 100},
-    cost{"div.", kind::compute, 90, 20}, cost{"rem.", kind::compute, 90, 20}, cost{"cvt.rz", kind::compute, 24, 2},
-    cost{"cvt.rn.f32.s", kind::compute, 24, 2}};
+    cost{"cp.async.", kind::copy, 0, 1}, cost{"prefetch.", kind::prefetch, 0, 1}, cost{"mma.", kind::compute, 33, 4},
+    cost{"movmatrix.", kind::compute, 33, 2}, cost{"shfl.", kind::compute, 24, 2}, cost{"vote.", kind::compute, 12, 1},
+    cost{"ex2.", kind::compute, 24, 2}, cost{"rcp.", kind::compute, 40, 4}, cost{"sqrt.", kind::compute, 60, 8},
+    cost{"div.rn.f", kind::compute, 60, 12}, cost{"div.s64", kind::compute, 500, 100},
+    cost{"div.u64", kind::compute, 500, 100}, cost{"rem.s64", kind::compute, 500, 100},
+    cost{"rem.u64", kind::compute, 500, 100}, cost{"div.", kind::compute, 90, 20}, cost{"rem.", kind::compute, 90, 20},
+    cost{"cvt.rz", kind::compute, 24, 2}, cost{"cvt.rn.f32.s", kind::compute, 24, 2}};
 
 /// An instruction as the clock sees it.
 struct timing
@@ -116,7 +115,7 @@ struct kernel_timing
         if (known != costs.end()) { t.of = *known; }
         t.operands         = i.operands;
         bool const carries = name.find(".cc") != name.npos || is("addc") || is("subc") || is("madc");
-        bool const nothing = i.run == nullptr || is("st.") || is("cp.") || is("bar.") || is("membar.") || is("fence.");
+        bool const nothing = i.run == nullptr || is("st.") || is("cp.") || is("prefetch.") || is("bar.");
         t.results          = static_cast<std::uint8_t>(nothing                                  ? 0
                                                        : is("ld.")                              ? i.operands - 1
                                                        : is("ldmatrix.") || is("mma.")          ? 4
@@ -249,7 +248,16 @@ public:
             for (std::size_t n = i.first_source; n < i.operands; ++n) { add(i.registers[n]); }
         }
         auto const give = [&](value const& result) {
-            for (std::size_t n = 0; n < i.results; ++n) { t.registers[i.registers[n]] = result; }
+            for (std::size_t n = 0; n < i.results; ++n)
+            {
+                value& to = t.registers[i.registers[n]];
+                if (on == ~lanes{0}) { to = result; }
+                else // the other lanes keep theirs
+                {
+                    to.ready = std::max(to.ready, result.ready);
+                    to.chain = std::max(to.chain, result.chain);
+                }
+            }
         };
         if (i.of.does == kind::rename) { return give(from); }
         if (!t.fetched[at / 8])
@@ -287,13 +295,17 @@ public:
                 first_copy_ = first_copy_ < 0 ? from.ready : std::min(first_copy_, from.ready);
                 break;
             }
+            case kind::prefetch:
+            {
+                t.catch_up(from);
+                bool global = false;
+                static_cast<void>(arrival(t, w, p, on, from.ready, 0, global, false));
+                first_copy_ = first_copy_ < 0 ? from.ready : std::min(first_copy_, from.ready);
+                break;
+            }
             case kind::store:
                 t.catch_up(from);
                 each_line(w, p, on, p.address, [&](u64 at_line) { lines_[at_line] = {launch_, from.ready}; });
-                break;
-            case kind::fence:
-                t.catch_up();
-                t.now += i.of.latency;
                 break;
             case kind::end_group:
                 if ((on & 1) != 0) { t.groups.push_back(std::exchange(t.copied, 0)); }
@@ -360,22 +372,27 @@ private:
         });
     }
 
-    /// When the last byte of an access is there.
-    double arrival(warp_time& t, warp& w, instruction const& p, lanes on, double now, std::size_t operand, bool& global)
+    /// When the last byte of an access is there. Afterwards its lines are in the block's L1 cache if they are kept.
+    double arrival(warp_time& t, warp& w, instruction const& p, lanes on, double now, std::size_t operand, bool& global,
+        bool kept = true)
     {
         double all = now + l1;
         each_line(w, p, on, operand, [&](u64 at) {
-            if (!mine_.insert(at).second) { return; }
+            if (kept ? !mine_.insert(at).second : mine_.contains(at)) { return; }
             global       = true;
             line& known  = lines_[at];
             double there = now + l2;
             if (known.launch == 0 || known.launch == launch_) // others of this launch ask at the same time
             {
-                if (known.launch == 0) { launches.back().bytes += line_bytes; }
-                t.memory_free      = std::max(t.memory_free, now) + line_bytes / rate_;
-                double const fresh = std::max(now + dram, t.memory_free + dram - line_bytes / rate_);
-                there              = known.launch == 0 ? fresh : std::min(fresh, std::max(there, known.time));
-                known              = {launch_, known.launch == 0 ? fresh : std::min(fresh, known.time)};
+                double const begin = std::max(t.memory_free, now); // a warp has its share of the memory's rate
+                double const fresh = begin + dram;
+                if (known.launch == 0) // DRAM is asked once
+                {
+                    launches.back().bytes += line_bytes;
+                    t.memory_free = begin + line_bytes / rate_;
+                }
+                there = known.launch == 0 ? fresh : std::min(fresh, std::max(there, known.time));
+                known = {launch_, known.launch == 0 ? fresh : std::min(fresh, known.time)};
             }
             all = std::max(all, there);
         });

@@ -32,11 +32,11 @@ struct limits
     int chain, merge_chain, barriers;
     std::uint64_t instructions, code; ///< of the slices
 };
-constexpr limits small_plain{30.2, 5.2, 10700, 39, 5, 13, 4420, 43900};
-constexpr limits small_codes{29.1, 6.7, 15000, 37, 9, 25, 9170, 89500};
-constexpr limits small_coordinates{30.9, 9.0, 21600, 40, 13, 23, 13910, 52700};
-constexpr limits whole_tiles{23.2, 6.7, 14900, 9, 9, 25, 8100, 75500};
-constexpr limits many_slices{13.3, 10.5, 10800, 3, 18, 13, 2920, 33700};
+constexpr limits small_plain{12.4, 2.6, 4740, 3, 4, 5, 3960, 33700};
+constexpr limits small_codes{12.5, 2.6, 4890, 6, 4, 5, 4060, 64600};
+constexpr limits small_coordinates{17.5, 4.1, 5380, 9, 6, 7, 4600, 42800};
+constexpr limits whole_tiles{10.2, 2.6, 4920, 3, 4, 5, 3090, 47600};
+constexpr limits many_slices{9.8, 2.9, 5870, 3, 5, 5, 2090, 30200};
 
 /// Attends a cache whose heads have these tokens of rungs 1, 2 and 3, a few more or fewer from head to head unless they are
 /// whole tiles, and prints the times of slices and merge.

@@ -14,24 +14,25 @@ struct launch_time
 {
     std::string name; ///< the kernel's, without its arguments
     std::uint32_t blocks = 0, threads = 0;
-    double cycles              = 0; ///< of the whole launch: blocks that find no room begin when another ends
-    double block_cycles        = 0; ///< of the slowest block
-    double before_copy         = 0; ///< cycles until the first cp.async, in the block that begins its own last
-    double memory_cycles       = 0; ///< a lower bound: the bytes from DRAM at 4.3 TB/s
-    std::uint64_t bytes        = 0; ///< from DRAM
-    int chain                  = 0; ///< global loads into registers that wait for one another, in the worst warp
-    int barriers               = 0; ///< most of a block
+    double cycles        = 0; ///< of the whole launch: blocks that find no room begin when another ends
+    double block_cycles  = 0; ///< of the slowest block
+    double before_copy   = 0; ///< cycles until the first cp.async or prefetch, in the block that begins its own last
+    double memory_cycles = 0; ///< a lower bound: the bytes from DRAM at 4.3 TB/s
+    std::uint64_t bytes  = 0; ///< from DRAM
+    int chain            = 0; ///< global loads into registers that wait for one another, in the worst warp
+    int barriers         = 0; ///< most of a block
     std::uint64_t instructions = 0; ///< PTX, most of a warp
     std::uint64_t code = 0; ///< 16 bytes for each PTX instruction that some warp of a block comes by, most of a block
 
     [[nodiscard]] double microseconds() const { return (cycles > memory_cycles ? cycles : memory_cycles) / 1755; }
 };
 
-// How well it agrees with an H200 (slices + merge computed, the whole call with its two launches measured, microseconds):
-// codes at .4 % 46 + 6, measured 55; coordinates at .4 % 50 + 9, measured 55; codes at 10 % 59 + 12, measured 81; coordinates
-// at 10 % 53 + 15, measured 94; 4 bits of 131,072 tokens 48 + 12, measured 80; 16 bits 137 + 11, measured 168. The figure for
-// coordinates at .4 % is no proof: it was 83 + 39 until short branches became predicates. The large caches were computed once,
-// after that, and come out 12 to 28 percent low: resident blocks do not wait for one another. Merges are probably a third low.
+// How well it agrees with an H200 (slices + merge of the kernel of 27 November computed, the whole call with its two launches
+// measured, microseconds): codes at .4 % 46 + 6, measured 55; coordinates at .4 % 50 + 9, measured 55; codes at 10 % 59 + 12,
+// measured 81; coordinates at 10 % 53 + 15, measured 94; 4 bits of 131,072 tokens 48 + 12, measured 80; 16 bits 137 + 11, measured
+// 168. Figures of small caches with projections are no proof: they were higher until short branches became predicates. Large
+// caches were computed once, after that, and come out 12 to 28 percent low: resident blocks do not wait for one another. Merges
+// were probably a third low.
 
 /// Watches launches while it lives, from a cold L2 cache on. In ascending order only, one at a time.
 class clock

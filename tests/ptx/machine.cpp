@@ -223,7 +223,6 @@ void start_block(block& b, std::uint32_t number)
     b.number        = number;
     b.done          = false;
     b.interval      = next_interval(b);
-    b.known.clear();
     std::size_t const bytes = k.static_shared + l.dynamic_shared;
     b.shared.assign(bytes, std::byte{0xff}); // NaNs
     b.state.assign(bytes, allocated);
@@ -234,8 +233,6 @@ void start_block(block& b, std::uint32_t number)
         w.parties = {{0, all_lanes}};
         w.copies.clear();
         w.groups = {};
-        w.fences = {};
-        for (clock_map& seen : w.seen) { seen.clear(); }
         w.local.assign(k.local_bytes * warp_size, std::byte{0xff});
         w.local_state.assign(k.local_bytes * warp_size, allocated);
         for (auto const& [at, which] : k.specials)

@@ -16,8 +16,7 @@
 // after another or, shuffled, four at a time. What is an error on a GPU, or undefined there, is reported, each place once, and
 // the process then ends with status 1: misaligned vectors; accesses outside of allocations; reads of what nobody wrote;
 // asynchronous copies whose bytes are read, written or copied to before they are waited for, or that nobody waits for; two
-// threads' accesses to a word of which one changes it, without a barrier between, in shared and global memory (between blocks:
-// without a fence, an atomic, an atomic and a fence); barriers and warp functions that some threads miss. Equal values that two
+// threads' accesses to a word of which one changes it, without a barrier between, in shared and global memory; barriers and warp functions that some threads miss. Equal values that two
 // threads write are no fault. A comment in the kernels' sources may explain a race or a read ("// race: ...", "// unwritten:
 // ..."). Not shown: memory that is seen in another order than it was written; what ptxas makes of PTX; the rounding of
 // approximations, which are the host library's, and of tensor cores, whose sums are of doubles here; time, of which clock.hpp
@@ -64,8 +63,6 @@ struct warp
     std::vector<party> parties;
     std::vector<flying_copy> copies;
     std::array<std::uint32_t, warp_size> groups{}; ///< of copies, ended by each lane
-    std::array<clock_map, warp_size> seen; ///< what lanes have learnt of other blocks and no fence has made theirs
-    std::array<std::uint32_t, warp_size> fences{}; ///< the interval of each lane's last fence
     std::vector<std::byte> registers, local;
     std::vector<std::uint8_t> local_state;
 };
@@ -81,7 +78,6 @@ struct block
     std::vector<std::uint8_t> state; ///< of its bytes
     std::vector<cell> cells;         ///< of its words
     std::vector<warp> warps;
-    clock_map known; ///< of other blocks' intervals
     bool done = true;
 };
 
@@ -92,7 +88,6 @@ struct launch
     std::uint32_t blocks, threads;
     std::size_t dynamic_shared;
     std::vector<std::byte> parameters;
-    std::unordered_map<void const*, clock_map> releases{}; ///< what blocks have released at words of global memory
 };
 
 /// Is told of what runs; ptx::clock is one.

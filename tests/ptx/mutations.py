@@ -30,8 +30,6 @@ MUTATIONS = [
     ("ldmatrix does not transpose", r"(ldmatrix.*)\.trans", "$1", "attend"),
     ("movmatrix does not transpose", r"movmatrix\S*", "mov.b32", "attend"),
     ("the power of two is left out", r"ex2\.approx\.ftz\.f32", "mov.f32", "attend"),
-    ("no fence", r"membar\.gl", "", "arrivals"),
-    ("an arrival is no atomic", r"atom\.global\.inc\.u32 (.*), (\[.*\]), .*", "ld.global.u32 $1, $2", "arrivals"),
     ("no barrier", r"bar\.sync.*", "", "team attend"),
     ("lanes do not wait for their warp", r"bar\.warp\.sync.*", "", "attend score"),
     ("lanes exchange with others", r"shfl\.sync\.bfly", "shfl.sync.down", "device"),

@@ -24,12 +24,7 @@ bool unordered(touch const& then, touch const& now, block const& mine)
         return then.thread != now.thread
                && (then.thread / warp_size != now.thread / warp_size || then.phase == now.phase);
     }
-    std::uint32_t const other = owners[then.interval - first_interval];
-    if (other == mine.number) { return false; }
-    auto const known = mine.known.find(other);
-    if (known == mine.known.end()) { return true; }
-    return then.interval > known->second.interval
-           || (then.interval == known->second.interval && then.thread != known->second.thread);
+    return owners[then.interval - first_interval] != mine.number;
 }
 
 } // namespace
@@ -70,15 +65,6 @@ void begin_launch()
 {
     first_interval = last_interval + 1;
     owners.clear();
-}
-
-void learn(clock_map& to, clock_map const& from)
-{
-    for (auto const& [number, until] : from)
-    {
-        known_until& mine = to[number];
-        if (mine.interval < until.interval) { mine = until; }
-    }
 }
 
 } // namespace ptx

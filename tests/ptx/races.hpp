@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <unordered_map>
 
 namespace ptx
 {
@@ -24,15 +23,6 @@ struct cell
     touch write, read, other;
 };
 
-/// Up to where a block's accesses are known: all those of intervals before, and in the interval those of a thread.
-struct known_until
-{
-    std::uint32_t interval = 0;
-    std::uint32_t thread   = 0;
-};
-/// By the number of the block. (What one thread of a block has learnt counts for all of them.)
-using clock_map = std::unordered_map<std::uint32_t, known_until>;
-
 enum class access : std::uint8_t
 {
     read,
@@ -50,8 +40,5 @@ struct block;
 [[nodiscard]] std::uint32_t next_interval(block const& of);
 /// Intervals from now on are a new launch's, which comes after all before.
 void begin_launch();
-
-/// Adds what `from` knows.
-void learn(clock_map& to, clock_map const& from);
 
 } // namespace ptx

@@ -47,8 +47,6 @@ struct attend_sizes
     [[nodiscard]] MDKV_HD int queries_of(run_basis basis) const noexcept { return begin(basis, keys, key_latents); }
     [[nodiscard]] MDKV_HD int sums() const noexcept { return values + value_latents + (rotated ? values : 0); }
     [[nodiscard]] MDKV_HD int sums_of(run_basis basis) const noexcept { return begin(basis, values, value_latents); }
-    /// Size of the softmax state and the sums behind it.
-    [[nodiscard]] MDKV_HD int state() const noexcept { return 2 + sums(); }
 
 private:
     [[nodiscard]] MDKV_HD static int begin(run_basis basis, int original, int projected) noexcept

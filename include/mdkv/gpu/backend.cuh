@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <type_traits>
 
 #include <driver_types.h>
@@ -28,10 +27,6 @@ struct backend
     cudaStream_t stream                     = nullptr;
     workspace* scratch                      = nullptr; ///< over device memory; its addresses are only computed with
     mdkv::ranks<space::device> const* ranks = nullptr; ///< see core/ranks.hpp; null: all heads are here
-    /// Counters in device memory: 0 before the first call, and again after each. With at least `attend_arrivals` of them
-    /// attend takes one launch instead of two, and gives the same bits. Calls with the same counters must follow one another
-    /// on the device, as those of one stream do. None is needed in a dry run.
-    std::span<std::uint32_t> arrivals{};
 };
 
 namespace kernels

@@ -52,6 +52,12 @@ template <class T>
 {
     return __shfl_xor_sync(all_lanes, value, mask);
 }
+/// The value of lane `from`, 0 to 31.
+template <class T>
+[[nodiscard]] __device__ __forceinline__ T shuffle(T value, int from)
+{
+    return __shfl_sync(all_lanes, value, from);
+}
 /// A mask with one bit for each lane: its `yes`.
 [[nodiscard]] __device__ __forceinline__ unsigned ballot(bool yes)
 {
@@ -97,17 +103,6 @@ __device__ __forceinline__ void atomic_min(T* to, T value)
     atomicMin(reinterpret_cast<atomic_word<T>*>(to), static_cast<atomic_word<T>>(value));
 }
 
-/// Adds 1 to a number, `last` becomes 0, and returns the number before.
-__device__ __forceinline__ std::uint32_t atomic_next(std::uint32_t* number, std::uint32_t last)
-{
-    return atomicInc(number, last);
-}
-/// Device-scope memory fence (__threadfence): no thread of the device sees accesses before it after accesses behind it.
-__device__ __forceinline__ void fence()
-{
-    __threadfence();
-}
-
 /// The block's dynamic shared memory, aligned to 16 bytes.
 [[nodiscard]] __device__ __forceinline__ std::byte* shared_memory()
 {
@@ -128,6 +123,12 @@ __device__ __forceinline__ void store(void* to, V const& value)
 {
     static_assert(alignof(V) == sizeof(V), "store: one store takes its own size in alignment");
     *static_cast<V*>(to) = value;
+}
+
+/// Asks for the 128 bytes around an address of global memory to be brought to the L2 cache.
+__device__ __forceinline__ void prefetch(void const* from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
 }
 
 /// Begins to copy `Bytes` bytes, 4, 8 or 16, from global to shared memory, both aligned to as many; `copy_async_wait` waits
@@ -235,6 +236,27 @@ template <element T>
     unsigned number = 0;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
     return static_cast<int>(number & 1023U);
+}
+
+inline constexpr int stamps = 8; ///< most points of a kernel that are stamped
+
+#ifdef MDKV_STAMPS
+/// Where a program that defines MDKV_STAMPS wants stamps: [blocks][stamps][2]; null: nowhere.
+static __device__ long long* stamp_memory;
+#endif
+
+/// Notes when the block's first thread comes by point `number` of a kernel, in cycles of its multiprocessor and in nanoseconds:
+/// for a benchmark. No code without MDKV_STAMPS.
+__device__ __forceinline__ void stamp([[maybe_unused]] int number)
+{
+#ifdef MDKV_STAMPS
+    if (stamp_memory == nullptr || thread() != 0) { return; }
+    long long now = 0;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    long long* const to = stamp_memory + (block() * stamps + number) * 2;
+    to[0]               = clock64();
+    to[1]               = now;
+#endif
 }
 
 } // namespace MDKV_NAMESPACE::gpu::device

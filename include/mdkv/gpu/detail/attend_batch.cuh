@@ -1,32 +1,42 @@
-/// \file attend_batch.cuh: the sequences that attend's kernels serve in one launch, as kernel parameters.
+/// \file attend_batch.cuh: the sequences that attend's kernels serve in one launch, as kernel parameters, and how their tokens are cut into slices (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/attend.hpp>
 
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/gpu/detail/attend_rows.cuh>
+#include <mdkv/gpu/device.cuh>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 namespace MDKV_NAMESPACE::gpu::kernels
 {
 
+/// The sum of a warp's lanes, the same in each of them.
+template <class N>
+[[nodiscard]] __device__ N sum_of_lanes(N x)
+{
+    MDKV_UNROLL
+    for (int step = device::warp_size / 2; step > 0; step /= 2) { x += device::shuffle_xor(x, step); }
+    return x;
+}
+
 /// Sequences of one launch: their parameters fit its 4,096 bytes, with all that they share.
 inline constexpr int attend_most_sequences = 48;
-/// Slices are at most 32 KiB, unless that makes more than 528 blocks of a sequence: four on each of 132 multiprocessors, one wave.
-inline constexpr index_t attend_slice_bytes = 32 * 1024;
-inline constexpr index_t attend_blocks      = 528;
-
-/// Blocks that share a head's rows, up to eight each.
-[[nodiscard]] MDKV_HD constexpr index_t query_blocks(index_t rows)
-{
-    return (rows + attend_queries - 1) / attend_queries;
-}
+/// Bytes that a slice has at least, if its run has as many; a sequence is cut into about 528 slices at most: four on each of
+/// 132 multiprocessors, one wave. The numbers are the same on every GPU, and so are the results.
+inline constexpr index_t attend_slice_bytes = 8 * 1024;
+inline constexpr index_t attend_slices      = 528;
+/// A tile of projected tokens takes as long as its bytes and these.
+inline constexpr index_t attend_projected_bytes = 768;
 
 /// One sequence: its cache but for the layout, its queries, and how it is cut.
 struct attend_sequence
@@ -39,28 +49,36 @@ struct attend_sequence
     index_t first_token; ///< first of its queries' tokens in the call
     int tokens;          ///< n: tokens of its queries
     int head_rows;       ///< rows of a head: row g is its query head g / n at token g % n of the last n
-    int slices;          ///< most slices of a head
-    int first_block;     ///< first block of attend_slice: [H, query blocks, column blocks, slices]
-    int first_item;      ///< first item, which is merged at once: [H, query blocks]
+    int blocks;          ///< blocks for all slices: enough for any lengths of the runs
+    int first_block;     ///< first block of attend_slice: [query blocks, column blocks, blocks]
 
+    /// Blocks that share a head's rows, up to eight each.
     [[nodiscard]] MDKV_HD int query_blocks() const { return (head_rows + attend_queries - 1) / attend_queries; }
-    /// Slices that a head with so many bytes is cut into: none of them is small while others wait.
-    [[nodiscard]] MDKV_HD int slices_of(index_t bytes) const
-    {
-        index_t const wanted = (bytes + attend_slice_bytes - 1) / attend_slice_bytes;
-        return wanted < 1 ? 1 : wanted < slices ? static_cast<int>(wanted) : slices;
-    }
+};
+
+/// A run that heads of the launch may have.
+struct attend_run
+{
+    int entry; ///< first byte of its run_entry in a head_entry; negative: the tail
+    storage kind;
+    run_basis basis;
+    int keys;        ///< coordinates
+    int values;      ///< coordinates
+    int key_bytes;   ///< bytes of a token
+    int value_bytes; ///< bytes of a token
 };
 
 /// Sequences whose caches are laid out alike.
 template <int Most>
 struct attend_batch
 {
-    cache_layout layout;
-    int count  = 0;
-    int tokens = 0; ///< tokens of all queries
-    int blocks = 0; ///< blocks of attend_slice
-    int items  = 0;
+    int heads        = 0; ///< H
+    int count        = 0;
+    int tokens       = 0; ///< tokens of all queries
+    int blocks       = 0; ///< blocks of attend_slice
+    int runs         = 0;
+    unsigned by_runs = 0; ///< 2^20 / runs, rounded up: a product and a shift divide
+    array<attend_run, max_rungs + 2> run{};
     array<attend_sequence, Most> sequences{};
 
     /// Takes up to `Most` sequences from number `next` on, whose queries begin at token `first_token`, and moves both on
@@ -68,37 +86,51 @@ struct attend_batch
     template <element T, std::size_t N>
     attend_batch(std::span<sequence_view<T, space::device> const, N> all, std::size_t& next, index_t& first_token,
         index_t query_heads, int column_blocks)
-        : layout{next < all.size() ? all[next].cache.layout : cache_layout{}}
     {
+        cache_layout layout;
         for (; next < all.size() && count < Most; ++next)
         {
             index_t const n = all[next].queries;
             if (n == 0) { continue; }
             auto const cache = mdkv::detail::without_const(all[next].cache);
             cache_layout own = cache.layout;
-            own.window       = layout.window; // attend ignores where a window begins
+            own.window       = 0; // attend ignores where a window begins
             if (count > 0 && own != layout) { break; }
-            layout = own;
-            // Slices for the bytes that arena and tail could hold: the launch must not depend on the device's data.
-            index_t const held   = cache.arena_bytes / layout.heads + cache.tail_head_bytes();
-            int const head_rows  = static_cast<int>(query_heads / layout.heads * n);
-            index_t const merged = layout.heads * kernels::query_blocks(head_rows);
-            index_t const uncut  = merged * column_blocks;
-            index_t const slices = std::clamp<index_t>(
-                (held + attend_slice_bytes - 1) / attend_slice_bytes, 1, std::max<index_t>(1, attend_blocks / uncut));
-            sequences[static_cast<std::size_t>(count)] = {cache.arena, cache.heads, cache.tail, cache.tail_capacity,
-                cache.appended, first_token, static_cast<int>(n), head_rows, static_cast<int>(slices), blocks, items};
-            attend_sequence const& added               = sequences[static_cast<std::size_t>(count++)];
-            index_t const sum                          = blocks + checked_multiply(uncut, slices);
+            if (count == 0) { list_runs<T>(layout = own); }
+            // Blocks for the bytes that arena and tail could hold: the launch must not depend on the device's data.
+            index_t const held = cache.arena_bytes + layout.heads * cache.tail_head_bytes();
+            index_t const most_held = index_t{projects() ? 4 : 32} << 30U; // cut counts in 32 bits
+            expects(held <= most_held, "attend: a cache has ", held, " bytes; on a GPU it may have ", most_held);
+            int const head_rows    = static_cast<int>(query_heads / layout.heads * n);
+            index_t const replicas = (head_rows + attend_queries - 1) / attend_queries * column_blocks;
+            index_t const most_cut = checked_multiply(
+                layout.heads, cache.tail_capacity > 0 ? runs : runs - 1); // all runs' last slices may be short
+            expects(most_cut < 4096, "attend: ", layout.heads, " heads with ", runs,
+                " runs each are more than 4095 in all");
+            index_t const room = attend_slices / replicas;
+            // An eighth more, and twice as many if tiles cost more than their bytes: cut needs no second try for small caches.
+            index_t const wanted     = (projects() ? 2 * held : held + held / 8) / attend_slice_bytes + 1;
+            index_t const own_blocks = std::min(wanted + most_cut, std::max(room, most_cut + 1 + room / 2));
+            attend_sequence& added   = sequences[static_cast<std::size_t>(count++)];
+            added             = {cache.arena, cache.heads, cache.tail, cache.tail_capacity, cache.appended, first_token,
+                            static_cast<int>(n), head_rows, static_cast<int>(own_blocks), blocks};
+            index_t const sum = blocks + checked_multiply(replicas, own_blocks);
             expects(sum <= INT32_MAX, "attend: ", sum, " blocks are more than a grid may have");
             blocks = static_cast<int>(sum);
-            items += static_cast<int>(merged);
             tokens += added.tokens;
             first_token += n;
         }
     }
 
-    /// The last sequence that begins at or before block, or item, `number`.
+    /// Most slices of a sequence.
+    [[nodiscard]] int most_slices() const
+    {
+        int most = 0;
+        for (int i = 0; i < count; ++i) { most = (std::max)(most, sequences[static_cast<std::size_t>(i)].blocks); }
+        return most;
+    }
+
+    /// The last sequence that begins at or before block, or token, `number`.
     template <class Begin>
     [[nodiscard]] MDKV_HD attend_sequence const& at(index_t number, Begin const& begin) const
     {
@@ -109,6 +141,149 @@ struct attend_batch
             (begin(sequences[static_cast<std::size_t>(middle)]) <= number ? low : high) = middle;
         }
         return sequences[static_cast<std::size_t>(low)];
+    }
+
+    /// The head of run e, counted over all heads.
+    [[nodiscard]] __device__ int head_of(int e) const
+    {
+        return static_cast<int>(static_cast<unsigned>(e) * by_runs >> 20U);
+    }
+    /// Run i of a head: its tokens, and where they begin in the arena, or in the tail.
+    [[nodiscard]] __device__ run_entry entry_of(attend_sequence const& s, int head, int i) const
+    {
+        attend_run const& of = run[static_cast<std::size_t>(i)];
+        if (of.entry >= 0)
+        {
+            return *reinterpret_cast<run_entry const*>(reinterpret_cast<std::byte const*>(s.heads + head) + of.entry);
+        }
+        // race: move_tail lets the count fall to the capacity, which is the minimum before and after
+        index_t const appended = s.tail_capacity > 0 ? *s.appended : 0;
+        index_t const begin    = head * s.tail_capacity * (of.key_bytes + of.value_bytes);
+        return {appended < s.tail_capacity ? appended : s.tail_capacity, begin, begin + s.tail_capacity * of.key_bytes};
+    }
+
+    /// Cuts every run of every head of a sequence into slices of nearly equal bytes, whole tiles each. Calls
+    /// body(e, begin, end) for each run e, that is run e % runs of head e / runs, in their order, with its slices [begin, end): a
+    /// run without tokens has none. For one warp, all of whose lanes call `body` as often, those without a run with e = -1.
+    template <class Body>
+    __device__ void cut(attend_sequence const& s, Body const& body) const
+    {
+        constexpr auto least     = static_cast<unsigned>(attend_slice_bytes / tile_tokens);
+        int const lane           = device::lane();
+        int const all            = heads * runs;
+        auto const blocks        = static_cast<unsigned>(s.blocks);
+        auto const [total, some] = measure(s);
+        auto const share = [&](unsigned n) { return (total + n - 1) / n < least ? least : (total + n - 1) / n; };
+        // Slices of equal bytes for as many blocks may be a few too many, because runs end inside them.
+        unsigned of_slice = share(blocks);
+        if (total > (blocks - some) * of_slice)
+        {
+            unsigned count = 0;
+            MDKV_ROLLED
+            for (int e = lane; e < all; e += device::warp_size) { count += size_of(s, e).slices(of_slice); }
+            if (sum_of_lanes(count) > blocks) { of_slice = share(blocks - some); }
+        }
+        unsigned begin = 0;
+        MDKV_ROLLED
+        for (int first = 0; first < all; first += device::warp_size)
+        {
+            bool const there   = first + lane < all;
+            unsigned const own = there ? size_of(s, first + lane).slices(of_slice) : 0;
+            unsigned end       = own;
+            MDKV_UNROLL
+            for (int step = 1; step < device::warp_size; step *= 2)
+            {
+                unsigned const before = device::shuffle(end, (lane - step) & (device::warp_size - 1));
+                end += lane >= step ? before : 0;
+            }
+            body(there ? first + lane : -1, static_cast<int>(begin + end - own), static_cast<int>(begin + end));
+            begin += device::shuffle(end, device::warp_size - 1);
+        }
+    }
+
+private:
+    [[nodiscard]] bool projects() const
+    {
+        return std::any_of(
+            run.data(), run.data() + runs, [](attend_run const& r) { return r.basis == run_basis::projected; });
+    }
+    /// Tiles of a run, and bytes that take as long, in units of 16.
+    struct run_size
+    {
+        unsigned tiles;
+        unsigned tile_bytes;
+
+        [[nodiscard]] __device__ unsigned bytes() const { return tiles * tile_bytes; }
+        [[nodiscard]] __device__ unsigned slices(unsigned of_slice) const
+        {
+            unsigned const wanted = (bytes() + of_slice - 1) / of_slice;
+            return wanted < tiles ? wanted : tiles;
+        }
+    };
+    [[nodiscard]] __device__ run_size size_of(attend_sequence const& s, int e) const
+    {
+        constexpr auto of_tile = unsigned{tile_tokens};
+        int const head         = head_of(e);
+        int const i            = e - head * runs;
+        attend_run const& of   = run[static_cast<std::size_t>(i)];
+        auto const tokens      = static_cast<unsigned>(entry_of(s, head, i).tokens);
+        int const more         = of.basis == run_basis::projected ? int{attend_projected_bytes / tile_tokens} : 0;
+        return {(tokens + of_tile - 1) / of_tile, static_cast<unsigned>(of.key_bytes + of.value_bytes + more)};
+    }
+    struct sequence_size
+    {
+        unsigned bytes; ///< in units of 16, with whole tiles and what they take beside
+        unsigned runs;  ///< that have tokens
+    };
+    /// All runs of a sequence. For one warp.
+    [[nodiscard]] __device__ sequence_size measure(attend_sequence const& s) const
+    {
+        constexpr int at_once = 4; // runs of a lane whose loads are under way together
+        sequence_size all{0, 0};
+        MDKV_ROLLED
+        for (int first = device::lane(); first < heads * runs; first += at_once * device::warp_size)
+        {
+            unsigned own[at_once];
+            MDKV_UNROLL
+            for (int i = 0; i < at_once; ++i)
+            {
+                int const e = first + i * device::warp_size;
+                own[i]      = e < heads * runs ? size_of(s, e).bytes() : 0;
+            }
+            MDKV_UNROLL
+            for (int i = 0; i < at_once; ++i)
+            {
+                all.bytes += own[i];
+                all.runs += own[i] > 0 ? 1 : 0;
+            }
+        }
+        return {sum_of_lanes(all.bytes), sum_of_lanes(all.runs)};
+    }
+
+    template <element T>
+    void list_runs(cache_layout const& layout)
+    {
+        heads          = static_cast<int>(layout.heads);
+        auto const add = [&](std::size_t entry, head_dims dims, storage kind, run_basis basis) {
+            auto const bytes = [&](index_t n) {
+                return static_cast<int>(coordinate_bytes(kind, n, index_t{sizeof(T)}));
+            };
+            run[static_cast<std::size_t>(runs++)] = {static_cast<int>(entry), kind, basis, static_cast<int>(dims.keys),
+                static_cast<int>(dims.values), bytes(dims.keys), bytes(dims.values)};
+        };
+        for (std::size_t r = 0; r < layout.rungs; ++r)
+        {
+            if (!layout.own_run(r)) { continue; }
+            run_basis const basis = layout.projected(r) ? run_basis::projected
+                                    : layout.rotated(r) ? run_basis::rotated
+                                                        : run_basis::original;
+            add(offsetof(head_entry, runs) + r * sizeof(run_entry),
+                {layout.key_coordinates[r], layout.value_coordinates[r]}, layout.kinds[r], basis);
+        }
+        add(offsetof(head_entry, exact), layout.dims, storage::plain, run_basis::original);
+        add(0, layout.dims, storage::plain, run_basis::original);
+        run[static_cast<std::size_t>(runs - 1)].entry = -1;
+        by_runs = ((1U << 20U) + static_cast<unsigned>(runs) - 1) / static_cast<unsigned>(runs);
     }
 };
 

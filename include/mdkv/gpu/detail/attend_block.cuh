@@ -25,39 +25,55 @@
 namespace MDKV_NAMESPACE::gpu::kernels
 {
 
-/// x := H x / sqrt(n) by the lanes of a warp, block by block: what detail/hadamard.hpp does.
-__device__ inline void rotate_by_warp(float* x, int group)
+/// x := H x / sqrt(n) for each group of 64 of n numbers by the lanes of a warp, block by block: detail/hadamard.hpp's order. Two
+/// whole groups are rotated at once.
+__device__ inline void rotate_by_warp(float* x, int n)
 {
-    while (group > 0)
+    constexpr int group = int{quantised_group};
+    int const lane      = device::lane();
+    MDKV_ROLLED
+    while (n >= group)
     {
-        int const n        = static_cast<int>(mdkv::detail::hadamard_block(group));
-        int const lane     = device::lane();
-        bool const both    = n > device::warp_size; // a lane has two numbers
-        float const factor = mdkv::detail::hadamard_factor(n);
-        float low          = lane < n ? x[lane] : 0.0F;
-        float high         = both ? x[lane + device::warp_size] : 0.0F;
-        MDKV_ROLLED
-        for (int step = 1; step < n && step < device::warp_size; step *= 2)
+        bool const two = n >= 2 * group;
+        float of[4]; // numbers lane and lane + 32 of each group
+        MDKV_UNROLL
+        for (int i = 0; i < 4; ++i) { of[i] = i < 2 || two ? x[lane + i * device::warp_size] : 0.0F; }
+        MDKV_UNROLL
+        for (int step = 1; step < device::warp_size; step *= 2)
         {
-            bool const second   = (lane & step) != 0;
-            float const other   = device::shuffle_xor(low, step);
-            float const another = device::shuffle_xor(high, step);
-            low                 = second ? other - low : low + other;
-            high                = second ? another - high : high + another;
+            MDKV_UNROLL
+            for (int i = 0; i < 4; ++i)
+            {
+                float const other = device::shuffle_xor(of[i], step);
+                of[i]             = (lane & step) != 0 ? other - of[i] : of[i] + other;
+            }
         }
-        if (lane < n) { x[lane] = (both ? low + high : low) * factor; }
-        if (both) { x[lane + device::warp_size] = (low - high) * factor; }
-        device::sync_warp();
-        x += n;
-        group -= n;
+        constexpr float factor = 0.125F;
+        MDKV_UNROLL
+        for (int i = 0; i < (two ? 4 : 2); i += 2)
+        {
+            x[lane + i * device::warp_size]       = (of[i] + of[i + 1]) * factor;
+            x[lane + (i + 1) * device::warp_size] = (of[i] - of[i + 1]) * factor;
+        }
+        x += two ? 2 * group : group;
+        n -= two ? 2 * group : group;
     }
-}
-
-/// The sum of a warp's lanes, the same in each of them.
-[[nodiscard]] __device__ inline float sum_of_lanes(float x)
-{
-    for (int step = device::warp_size / 2; step > 0; step /= 2) { x += device::shuffle_xor(x, step); }
-    return x;
+    MDKV_ROLLED
+    while (n > 0)
+    {
+        int const size = static_cast<int>(mdkv::detail::hadamard_block(n)); // up to 32
+        float own      = lane < size ? x[lane] : 0.0F;
+        MDKV_ROLLED
+        for (int step = 1; step < size; step *= 2)
+        {
+            float const other = device::shuffle_xor(own, step);
+            own               = (lane & step) != 0 ? other - own : own + other;
+        }
+        if (lane < size) { x[lane] = own * mdkv::detail::hadamard_factor(size); }
+        x += size;
+        n -= size;
+    }
+    device::sync_warp();
 }
 
 /// Calls body(element) with a function that gives element i of a head's matrix at `begin`, by one load if elements lie at whole
@@ -88,39 +104,23 @@ struct attend_block
     attend_states states;
     float scale; ///< factor of queries, for logits in base 2
 
-    /// Work of one block: some rows of a head, and some columns of values, over one slice; and the run that it is at. It lies
-    /// in shared memory: registers are for sums.
+    /// A block's slice: tiles [first, end) of a run of a head, for some rows of the head and some columns of values. It lies in
+    /// shared memory: registers are for sums.
     struct work
     {
         attend_sequence const* sequence;
-        index_t head;
-        index_t block;
-        int slice;
-        int slices;
+        int head;
         int first_query;  ///< the block's first row of the head
         int queries;      ///< 1 to most_queries
         int column_block; ///< columns [column_block * Columns, ...)
-        bool visited[attend_bases];
-        bool last; ///< the block is the last one of its item, and merges all of them
-
-        mdkv::array<stored_run, max_rungs + 2> runs;
-        mdkv::array<index_t, max_rungs + 2> bytes; ///< bytes of each run
-        mdkv::array<int, max_rungs + 2> firsts;    ///< first token of each run in the slice
-        mdkv::array<int, max_rungs + 2> ends;      ///< first token behind them
-        int next;                                  ///< number of the run after this one
-        stored_run run;
-        int first; ///< tokens [first, end) of the run
+        int first;
         int end;
-        std::byte const* key_projection; ///< the head's
-        std::byte const* channels;
-        int key_columns;
+        stored_run run;
         bool masked; ///< queries of several tokens may not see all of the run, the tail
         attend_copies copies;
-        int tiles; ///< the run's tiles: the first `full_tiles` of them are copied as they are
-        int full_tiles;
+        int full_tiles;     ///< tiles of the run before this one are copied as they are
+        int unmasked_tiles; ///< no query's mask cuts tiles before this one, and they are full
         bool fixed_dims;    ///< keys and values have as many coordinates as the block has columns
-        int rounds;         ///< pairs of tiles that each warp takes first
-        int unmasked_tiles; ///< first full tiles that no query's mask cuts
 
         /// The run's coordinates of values among the block's columns.
         [[nodiscard]] __device__ int columns() const
@@ -133,17 +133,17 @@ struct attend_block
     /// A block's shared memory.
     struct scratch
     {
-        std::byte* ring;  // [warps, attend_ring]; after a run [warps, most_queries, Columns] sums
-        float* tops;      // [warps, most_queries]
-        float* totals;    // [warps, most_queries]
-        float* factor;    // [most_queries]: of products, for logits in base 2
-        float* with_mean; // [most_queries]: products with the mean key, for heads with rotated tokens
-        float* joins;     // [most_queries, 2]: factors of sums of the runs before, and of a run
+        std::byte* ring;   // [warps, attend_ring]; in the end [warps, most_queries, Columns] sums
+        float* tops;       // [warps, most_queries]
+        float* totals;     // [warps, most_queries]
+        float* factor;     // [most_queries]: of products, for logits in base 2
+        float* with_mean;  // [most_queries]: products with the mean key, if the run is rotated
+        float* value_mean; // [Columns]: the mean value, if the run is rotated
         work* task;
-        fragments* to_tensors; // [steps * query_fragments, 32]: the queries of a run for tensor cores
+        fragments* to_tensors; // [steps * query_fragments, 32]: the queries for tensor cores
         float* query_sums;     // [groups, most_queries]: sums of a group's coordinates, for minima of codes
-        float* q; // [1 or 2, most_queries, row]: queries in the basis of the run, then, if that is projected, in
-                  // the original one; where the ring is, if they fit
+        float* q;              // [most_queries, row]: the queries
+        float* latents;        // [most_queries, row]: projected, if the layout has such runs
     };
 
     [[nodiscard]] MDKV_HD int row() const { return states.sizes.keys; }
@@ -152,15 +152,12 @@ struct attend_block
     [[nodiscard]] MDKV_HD scratch carve(mdkv::detail::carver& memory) const
     {
         constexpr int query_fragments = attend_rows<T, storage::plain>::query_fragments;
-        scratch smem{memory.take<std::byte>(attend_warps * attend_ring),
-            memory.take<float>(attend_warps * most_queries), memory.take<float>(attend_warps * most_queries),
-            memory.take<float>(most_queries), memory.take<float>(most_queries), memory.take<float>(2 * most_queries),
+        constexpr int rows            = attend_warps * most_queries;
+        return {memory.take<std::byte>(attend_warps * attend_ring), memory.take<float>(rows), memory.take<float>(rows),
+            memory.take<float>(most_queries), memory.take<float>(most_queries), memory.take<float>(Columns),
             memory.take<work>(1), memory.take<fragments>(index_t{groups()} * 4 * query_fragments * device::warp_size),
-            memory.take<float>(groups() * most_queries), nullptr};
-        index_t const floats = index_t{most_queries} * row() * (states.sizes.key_latents > 0 ? 2 : 1);
-        bool const fits      = floats * index_t{sizeof(float)} <= attend_warps * attend_ring;
-        smem.q               = fits ? reinterpret_cast<float*>(smem.ring) : memory.take<float>(floats);
-        return smem;
+            memory.take<float>(groups() * most_queries), memory.take<float>(index_t{most_queries} * row()),
+            memory.take<float>(states.sizes.key_latents > 0 ? index_t{most_queries} * row() : 0)};
     }
     /// The block's memory. Every function asks for it: addresses that are passed on are no longer known as shared.
     [[nodiscard]] __device__ scratch shared() const
@@ -175,239 +172,308 @@ struct attend_block
         return count.bytes();
     }
 
-    /// Finds the block's tokens.
-    __device__ void begin(work& task) const
+    /// Finds the block's slice, or none: task.first == task.end. For one warp.
+    __device__ void find(work& task) const
     {
         attend_sequence const& sequence =
             batch.at(device::block(), [](attend_sequence const& s) { return s.first_block; });
-        auto const block  = static_cast<int>(device::block() - sequence.first_block);
-        int const item    = block / sequence.slices / states.column_blocks();
-        int const before  = item % sequence.query_blocks() * most_queries;
-        task.sequence     = &sequence;
-        task.block        = device::block();
-        task.head         = item / sequence.query_blocks();
-        task.slice        = block % sequence.slices;
-        task.column_block = block / sequence.slices % states.column_blocks();
-        task.first_query  = before;
-        task.queries      = sequence.head_rows - before < most_queries ? sequence.head_rows - before : most_queries;
-        task.next         = 0;
-        head_entry const& entry = sequence.heads[task.head];
-        task.key_projection     = sequence.arena + entry.key_projection;
-        task.channels           = sequence.arena + entry.channels;
-        task.key_columns        = static_cast<int>(entry.key_columns);
-        for (bool& visited : task.visited) { visited = false; }
-    }
-    /// Finds the head's runs, and cuts its bytes into slices: a lane for each run. For one warp.
-    __device__ void cut(work& task) const
-    {
-        static_assert(max_rungs + 2 <= std::size_t{device::warp_size});
-        int const lane    = device::lane();
-        auto const runs   = static_cast<int>(mdkv::detail::most_runs(batch.layout));
-        auto const number = static_cast<std::size_t>(lane);
-        if (lane < runs)
+        auto block       = static_cast<int>(device::block()) - sequence.first_block;
+        int before       = 0; // first row of the head
+        int column_block = 0;
+        if (block >= sequence.blocks)
         {
-            task.runs[number]  = mdkv::detail::run_of_head<T>(batch.layout, *task.sequence, task.head, number);
-            task.bytes[number] = task.runs[number].tokens * task.runs[number].token_bytes();
-        }
-        device::sync_warp();
-        index_t begin = 0;
-        index_t total = 0;
-        for (int i = 0; i < runs; ++i)
-        {
-            begin += i < lane ? task.bytes[static_cast<std::size_t>(i)] : 0;
-            total += task.bytes[static_cast<std::size_t>(i)];
-        }
-        int const slices = task.sequence->slices_of(total);
-        if (lane < runs)
-        {
-            stored_run const& run = task.runs[number];
-            auto const cut        = [&](int slice) {
-                return run.tokens == 0 ? 0 : static_cast<int>(cut_run(run, begin, total * slice / slices));
-            };
-            task.firsts[number] = cut(task.slice);
-            task.ends[number]   = cut(task.slice + 1);
-        }
-        if (lane == 0) { task.slices = slices; }
-    }
-
-    /// Goes on to the next run with tokens in the slice, or to none. For one warp.
-    __device__ void next_run(work& task) const
-    {
-        auto const runs = static_cast<int>(mdkv::detail::most_runs(batch.layout));
-        int i           = task.next;
-        while (i < runs && task.firsts[static_cast<std::size_t>(i)] == task.ends[static_cast<std::size_t>(i)]) { ++i; }
-        device::sync_warp(); // all lanes have read what the first one writes
-        bool const in_range = i < runs;
-        auto const number   = static_cast<std::size_t>(in_range ? i : 0);
-        auto const* from    = reinterpret_cast<std::byte const*>(&task.runs[number]);
-        auto* const to      = reinterpret_cast<std::byte*>(&task.run);
-        for (int word = device::lane(); in_range && word < int{sizeof(stored_run)} / 4; word += device::warp_size)
-        {
-            // unwritten: padding between members, which nobody reads
-            device::store(to + 4 * word, device::load<std::uint32_t>(from + 4 * word));
+            int const replica = block / sequence.blocks;
+            block -= replica * sequence.blocks;
+            before       = replica / states.column_blocks() * most_queries;
+            column_block = replica % states.column_blocks();
         }
         if (device::lane() == 0)
         {
-            task.first  = in_range ? task.firsts[number] : 0;
-            task.end    = in_range ? task.ends[number] : 0;
-            task.next   = i + 1;
-            task.masked = task.next == runs && task.sequence->tokens > 1;
+            task.sequence     = &sequence;
+            task.column_block = column_block;
+            task.first_query  = before;
+            task.queries      = sequence.head_rows - before < most_queries ? sequence.head_rows - before : most_queries;
+            task.first = task.end = 0;
         }
+        device::sync_warp();
+        int const heads  = static_cast<int>(&sequence - batch.sequences.data()) * batch.heads; // before these
+        bool const first = device::block() == sequence.first_block;                            // it tells the merge
+        batch.cut(sequence, [&](int e, int begin, int end) {
+            if (first && e >= 0)
+            {
+                int const head = batch.head_of(e);
+                int const i    = e - head * batch.runs;
+                if (i == 0) { states.slices(heads + head)[0] = begin; }
+                if (i == batch.runs - 1) { states.slices(heads + head)[1] = end; }
+            }
+            if (block >= begin && block < end)
+            {
+                int const head = batch.head_of(e);
+                take(task, sequence, head, e - head * batch.runs, block - begin, end - begin);
+            }
+        });
+    }
+    /// Takes slice `number` of all `count` of a run. For one thread.
+    __device__ void take(work& task, attend_sequence const& sequence, int head, int i, int number, int count) const
+    {
+        constexpr int unit      = sizeof(T);
+        attend_run const& kind  = batch.run[static_cast<std::size_t>(i)];
+        run_entry const entry   = batch.entry_of(sequence, head, i);
+        bool const tail         = kind.entry < 0;
+        std::byte* const memory = tail ? sequence.tail : sequence.arena;
+        index_t const stored    = tail ? sequence.tail_capacity : entry.tokens;
+        run_rows const keys{memory + entry.keys, stored, kind.keys, kind.key_bytes, unit, kind.kind, false};
+        run_rows const values{memory + entry.values, stored, kind.values, kind.value_bytes, unit, kind.kind, true};
+        int const tiles = static_cast<int>((entry.tokens + tile_tokens - 1) / tile_tokens);
+        int const each  = tiles / count;
+        int const more  = tiles - each * count; // the first slices have a tile more
+        task.head       = head;
+        task.run        = {keys, values, entry.tokens, kind.basis};
+        task.first      = number * each + (number < more ? number : more);
+        task.end        = task.first + each + (number < more ? 1 : 0);
+        task.masked     = tail && sequence.tokens > 1;
     }
 
-    /// Loads the queries, scaled, in a basis; rows past `at.queries` are zero.
-    __device__ void load_queries() const
+    /// Where the head's matrix of keys begins, and its channels.
+    [[nodiscard]] __device__ std::byte const* matrix(work const& task, index_t head_entry::*which) const
     {
-        scratch const smem        = shared();
-        int const thread          = device::thread_again();
-        int const lane            = thread % device::warp_size;
-        int const warp            = thread / device::warp_size;
-        work const& task          = *smem.task;
-        run_basis const basis     = task.run.basis;
-        attend_sizes const& sizes = states.sizes;
-        bool const projected      = basis == run_basis::projected;
-        int const columns         = task.key_columns;
-        constexpr int at_once     = 4; // numbers of a lane whose loads are under way together
-        constexpr int step        = at_once * device::warp_size;
-        device::sync(); // the sums of the run before have been read
-        float* const original = projected ? smem.q + most_queries * row() : smem.q;
+        return task.sequence->arena + task.sequence->heads[task.head].*which;
+    }
+
+    /// Row g of the block's queries.
+    [[nodiscard]] __device__ U const* query(work const& task, int g) const
+    {
+        int const row    = task.head * task.sequence->head_rows + task.first_query + g;
+        int const tokens = task.sequence->tokens;
+        int const head   = tokens == 1 ? row : row / tokens;
+        return queries.row(head, task.sequence->first_token + (row - head * tokens));
+    }
+
+    /// Asks for what is read later than the first tiles, but must not wait behind them: a row of queries, and the run's last tile
+    /// if it is not copied as it is. For each warp.
+    __device__ void prefetch() const
+    {
+        work const& task = *shared().task;
+        if (device::warp() < task.queries)
+        {
+            auto const* const from = reinterpret_cast<std::byte const*>(query(task, device::warp()));
+            int const at           = device::lane() * 128;
+            if (at < row() * int{sizeof(U)}) { device::prefetch(from + at); }
+        }
+        if (task.full_tiles >= task.end) { return; }
+        int const last        = task.end - 1;
+        index_t const token   = index_t{last} * tile_tokens;
+        auto const every_line = [&](run_rows const& rows) {
+            int const bytes             = rows.width(token) * rows.token_bytes;
+            std::byte const* const from = rows.begin + rows.tile(token);
+            for (int i = device::lane() * 128; i < bytes; i += device::warp_size * 128) { device::prefetch(from + i); }
+            if (device::lane() == 0) { device::prefetch(from + bytes - 1); }
+        };
+        if ((last - task.first) % attend_warps != device::warp()) { return; }
+        every_line(task.run.keys);
+        every_line(task.run.values);
+    }
+
+    /// Loads the queries, scaled, brings them to the run's basis, and writes them for tensor cores.
+    template <storage Kind>
+    __device__ void prepare_queries() const
+    {
+        scratch const smem   = shared();
+        work const& task     = *smem.task;
+        bool const projected = task.run.basis == run_basis::projected;
+        int const warp       = device::thread_again() / device::warp_size;
+        MDKV_ROLLED
         for (int g = warp; g < most_queries; g += attend_warps)
         {
-            index_t const query_row = task.head * task.sequence->head_rows + task.first_query + g;
-            index_t const token     = task.sequence->first_token + query_row % task.sequence->tokens;
-            bool const in_range     = g < task.queries;
-            U const* const from     = in_range ? queries.row(query_row / task.sequence->tokens, token) : nullptr;
-            for (int d = lane; d < sizes.keys; d += step)
+            if (g < task.queries) { load_query<Kind>(g); }
+            if (!projected) { write_fragments<Kind>(g, smem.q + g * row()); }
+        }
+        device::sync();
+        if (!projected) { return; }
+        project();
+        device::sync();
+        MDKV_ROLLED
+        for (int g = warp; g < most_queries; g += attend_warps) { write_fragments<Kind>(g, smem.latents + g * row()); }
+        device::sync();
+    }
+
+    /// Loads query g, scaled, and rotates it if the run is; with the first query, the mean value. For one warp.
+    template <storage Kind>
+    __device__ void load_query(int g) const
+    {
+        scratch const smem    = shared();
+        work const& task      = *smem.task;
+        int const lane        = device::thread_again() % device::warp_size;
+        int const keys        = row();
+        U const* const from   = query(task, g);
+        float* const q        = smem.q + g * keys;
+        constexpr int at_once = 4; // numbers of a lane whose loads are under way together
+        constexpr int step    = at_once * device::warp_size;
+        bool const rotated    = attend_rows<T, Kind>::coded && task.run.basis == run_basis::rotated;
+        int const columns     = rotated && g == 0 ? task.columns() : 0; // coordinates of the mean value
+        int const first_mean  = 2 * keys + task.column_block * Columns;
+        float sum             = 0.0F;
+        with_matrix<T>(matrix(task, &head_entry::channels), [&](auto const& element) {
+            MDKV_ROLLED
+            for (int d = lane; d < keys || d < columns; d += step)
             {
                 float x[at_once];
+                float mean[at_once];
+                float factor[at_once];
+                float value[at_once];
+                MDKV_UNROLL
+                for (int j = 0; j < at_once; ++j)
+                {
+                    int const c         = d + j * device::warp_size;
+                    bool const in_range = c < keys;
+                    x[j]                = in_range ? widen(from[c]) * scale : 0.0F;
+                    mean[j]             = rotated && in_range ? element(c) : 0.0F;
+                    factor[j]           = rotated && in_range ? element(keys + c) : 1.0F;
+                    value[j]            = c < columns ? element(first_mean + c) : 0.0F;
+                }
                 MDKV_UNROLL
                 for (int j = 0; j < at_once; ++j)
                 {
                     int const c = d + j * device::warp_size;
-                    x[j]        = in_range && c < sizes.keys ? widen(from[c]) * scale : 0.0F;
-                }
-                MDKV_UNROLL
-                for (int j = 0; j < at_once; ++j)
-                {
-                    int const c = d + j * device::warp_size;
-                    if (c < sizes.keys) { original[g * row() + c] = x[j]; }
+                    sum += x[j] * mean[j];
+                    if (c < keys) { q[c] = x[j] * factor[j]; }
+                    if (c < columns) { smem.value_mean[c] = value[j]; }
                 }
             }
-        }
-        device::sync();
-        if (projected)
-        {
-            with_matrix<T>(task.key_projection, [&](auto const& element) {
-                constexpr int rows = 16; // rows whose loads are under way together
-                MDKV_ROLLED
-                for (int i = thread; i < most_queries * columns; i += threads)
-                {
-                    int const g = i / columns;
-                    int const c = i % columns;
-                    float x     = 0.0F;
-                    MDKV_ROLLED
-                    for (int d = 0; d < sizes.keys; d += rows)
-                    {
-                        float m[rows];
-                        MDKV_UNROLL
-                        for (int j = 0; j < rows; ++j)
-                        {
-                            m[j] = d + j < sizes.keys ? element((d + j) * columns + c) : 0.0F;
-                        }
-                        MDKV_UNROLL
-                        for (int j = 0; j < rows; ++j)
-                        {
-                            if (d + j < sizes.keys) { x += original[g * row() + d + j] * m[j]; }
-                        }
-                    }
-                    smem.q[g * row() + c] = x;
-                }
-            });
-        }
-        if (basis != run_basis::rotated) { return; }
-        for (int g = warp; g < task.queries; g += attend_warps)
-        {
-            float* const q = smem.q + g * row();
-            float sum      = 0.0F;
-            with_matrix<T>(task.channels, [&](auto const& element) {
-                MDKV_ROLLED
-                for (int d = lane; d < sizes.keys; d += step)
-                {
-                    float mean[at_once];
-                    float factor[at_once];
-                    MDKV_UNROLL
-                    for (int j = 0; j < at_once; ++j)
-                    {
-                        int const c = d + j * device::warp_size;
-                        mean[j]     = c < sizes.keys ? element(c) : 0.0F;
-                        factor[j]   = c < sizes.keys ? element(sizes.keys + c) : 0.0F;
-                    }
-                    MDKV_UNROLL
-                    for (int j = 0; j < at_once; ++j)
-                    {
-                        int const c = d + j * device::warp_size;
-                        if (c >= sizes.keys) { break; }
-                        sum += q[c] * mean[j];
-                        q[c] *= factor[j];
-                    }
-                }
-            });
-            sum = sum_of_lanes(sum);
-            if (lane == 0) { smem.with_mean[g] = sum; }
-            device::sync_warp();
-            for (int d = 0; d < sizes.keys; d += group_size)
-            {
-                rotate_by_warp(q + d, sizes.keys - d < group_size ? sizes.keys - d : group_size);
-            }
-        }
-        device::sync();
+        });
+        device::sync_warp();
+        if (!rotated) { return; }
+        sum = sum_of_lanes(sum);
+        if (lane == 0) { smem.with_mean[g] = sum; }
+        rotate_by_warp(q, keys);
     }
 
-    /// Writes the queries' fragments for a run. They are multiplied by powers of two, so that their largest coordinates are
-    /// from 256 to 512; `factor` takes that back.
+    /// Multiplies the queries with the head's matrix, as far as the run has coordinates.
+    __device__ void project() const
+    {
+        scratch const smem    = shared();
+        work const& task      = *smem.task;
+        int const thread      = device::thread_again();
+        int const columns     = task.run.keys.coordinates;
+        auto const stride     = static_cast<int>(task.sequence->heads[task.head].key_columns);
+        int const keys        = row();
+        constexpr int at_once = sizeof(T) == 4 ? 16 : 24; // rows of the matrix whose loads are under way together
+        int span              = device::warp_size / 2; // threads of a query: the more, the fewer queries a thread has
+        while (span < columns && span < threads) { span *= 2; }
+        int const each = threads / span;
+        with_matrix<T>(matrix(task, &head_entry::key_projection), [&](auto const& element) {
+            MDKV_ROLLED
+            for (int c = thread % span; c < columns; c += span)
+            {
+                float x[most_queries]{};
+                MDKV_ROLLED
+                for (int d = 0; d < keys; d += at_once)
+                {
+                    float m[at_once];
+                    MDKV_UNROLL
+                    for (int k = 0; k < at_once; ++k) { m[k] = d + k < keys ? element((d + k) * stride + c) : 0.0F; }
+                    MDKV_UNROLL
+                    for (int j = 0; j < most_queries; ++j)
+                    {
+                        int const g = thread / span + j * each;
+                        if (g >= task.queries) { break; }
+                        MDKV_UNROLL
+                        for (int k = 0; k < at_once; ++k)
+                        {
+                            if (d + k < keys) { x[j] += smem.q[g * keys + d + k] * m[k]; }
+                        }
+                    }
+                }
+                MDKV_UNROLL
+                for (int j = 0; j < most_queries; ++j)
+                {
+                    int const g = thread / span + j * each;
+                    if (g < task.queries) { smem.latents[g * keys + c] = x[j]; }
+                }
+            }
+        });
+    }
+
+    /// Writes query g's fragments, zeros if there is no such query. Numbers are multiplied by powers of two, so that the largest
+    /// coordinate is from 256 to 512; `factor` takes that back. For one warp.
     template <storage Kind>
-    __device__ void write_fragments() const
+    __device__ void write_fragments(int g, float const* q) const
     {
         scratch const smem         = shared();
-        int const thread           = device::thread_again();
-        int const lane             = thread % device::warp_size;
-        int const warp             = thread / device::warp_size;
-        int const coordinates      = smem.task->run.keys.coordinates;
+        int const lane             = device::thread_again() % device::warp_size;
+        int const all              = smem.task->run.keys.coordinates;
+        int const coordinates      = g < smem.task->queries ? all : 0;
         using rows                 = attend_rows<T, Kind>;
         constexpr float code_scale = rows::coded ? code_unit : 1.0F;
-        device::sync(); // all queries are there, and the fragments before these have been read
-        for (int g = warp; g < most_queries; g += attend_warps)
+        int const steps =
+            rows::coded ? (all + group_size - 1) / group_size * rows::steps(group_size) : rows::steps(all);
+        if (coordinates == 0)
         {
-            float* const q = smem.q + g * row();
-            float largest  = 0.0F;
-            for (int c = lane; c < coordinates; c += device::warp_size) { largest = fmaxf(largest, fabsf(q[c])); }
+            if (lane == 0) { smem.factor[g] = 0.0F; }
+            MDKV_ROLLED
+            for (int k = lane; rows::coded && k * group_size < all; k += device::warp_size)
+            {
+                smem.query_sums[k * most_queries + g] = 0.0F;
+            }
+            MDKV_ROLLED
+            for (int j = lane; j < 4 * steps * rows::query_fragments; j += device::warp_size)
+            {
+                smem.to_tensors[j / 4 * device::warp_size + 4 * g + j % 4] = fragments{};
+            }
+            return;
+        }
+        float largest = 0.0F;
+        MDKV_ROLLED
+        for (int c = lane; c < coordinates; c += 4 * device::warp_size)
+        {
+            float x[4]; // loaded at once
+            MDKV_UNROLL
+            for (int j = 0; j < 4; ++j)
+            {
+                int const at = c + j * device::warp_size;
+                x[j]         = at < coordinates ? q[at] : 0.0F;
+            }
+            largest = fmaxf(largest, fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3]))));
+        }
+        MDKV_UNROLL
+        for (int step = device::warp_size / 2; step > 0; step /= 2)
+        {
+            largest = fmaxf(largest, device::shuffle_xor(largest, step));
+        }
+        // The exponent alone, between limits that keep its inverse a normal number.
+        auto const exponent = static_cast<int>(mdkv::detail::bits_of_float(largest) >> 23U);
+        int const e         = exponent < 20 ? 20 : exponent > 230 ? 230 : exponent;
+        float const unit    = mdkv::detail::float_of_bits(static_cast<std::uint32_t>(e - 8) << 23U);
+        float const inverse = mdkv::detail::float_of_bits(static_cast<std::uint32_t>(254 + 8 - e) << 23U);
+        if (lane == 0) { smem.factor[g] = unit / code_scale; }
+        MDKV_ROLLED
+        for (int k = 0; rows::coded && k * group_size < all; k += 2)
+        {
+            float sum[2];
+            MDKV_UNROLL
+            for (int j = 0; j < 2; ++j)
+            {
+                int const c     = (k + j) * group_size + lane;
+                float const low = c < coordinates ? q[c] : 0.0F;
+                sum[j]          = low + (c + device::warp_size < coordinates ? q[c + device::warp_size] : 0.0F);
+            }
+            MDKV_UNROLL
             for (int step = device::warp_size / 2; step > 0; step /= 2)
             {
-                largest = fmaxf(largest, device::shuffle_xor(largest, step));
+                MDKV_UNROLL
+                for (int j = 0; j < 2; ++j) { sum[j] += device::shuffle_xor(sum[j], step); }
             }
-            // The exponent alone, between limits that keep its inverse a normal number.
-            auto const exponent = static_cast<int>(mdkv::detail::bits_of_float(largest) >> 23U);
-            int const e         = exponent < 20 ? 20 : exponent > 230 ? 230 : exponent;
-            float const unit    = mdkv::detail::float_of_bits(static_cast<std::uint32_t>(e - 8) << 23U);
-            float const inverse = mdkv::detail::float_of_bits(static_cast<std::uint32_t>(254 + 8 - e) << 23U);
-            if (lane == 0) { smem.factor[g] = unit / code_scale; }
-            for (int k = 0; rows::coded && k * group_size < coordinates; ++k)
+            if (lane < 2 && (k + lane) * group_size < all)
             {
-                int const c     = k * group_size + lane;
-                float const low = c < coordinates ? q[c] : 0.0F;
-                float const sum =
-                    sum_of_lanes(low + (c + device::warp_size < coordinates ? q[c + device::warp_size] : 0.0F));
-                if (lane == 0) { smem.query_sums[k * most_queries + g] = sum * inverse * code_scale; }
-            }
-            int const steps = rows::coded ? (coordinates + group_size - 1) / group_size * rows::steps(group_size)
-                                          : rows::steps(coordinates);
-            for (int j = lane; j < 4 * steps; j += device::warp_size)
-            {
-                rows::write_fragment(q, coordinates, inverse, j / 4, j % 4,
-                    smem.to_tensors + (j / 4 * rows::query_fragments * device::warp_size + 4 * g + j % 4));
+                smem.query_sums[(k + lane) * most_queries + g] = (lane == 0 ? sum[0] : sum[1]) * inverse * code_scale;
             }
         }
-        device::sync();
+        MDKV_ROLLED
+        for (int j = lane; j < 4 * steps; j += device::warp_size)
+        {
+            rows::write_fragment(q, coordinates, inverse, j / 4, j % 4,
+                smem.to_tensors + (j / 4 * rows::query_fragments * device::warp_size + 4 * g + j % 4));
+        }
     }
 };
 

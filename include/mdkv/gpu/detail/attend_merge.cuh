@@ -1,13 +1,12 @@
-/// \file attend_merge.cuh: the merge of what a query's slices have left, by one warp, and how the last block of a launch is told (arXiv 2603.20616, section 5).
+/// \file attend_merge.cuh: the kernel that merges what a query's slices have left, and brings projected sums back (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/lanes.hpp>
-#include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
+#include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/attend_batch.cuh>
 #include <mdkv/gpu/detail/attend_block.cuh>
@@ -17,6 +16,8 @@
 
 #include <cmath>
 #include <cstdint>
+
+#include <vector_types.h>
 
 namespace MDKV_NAMESPACE::gpu::kernels
 {
@@ -29,186 +30,181 @@ struct attend_outputs
     out_view<float, 2, backend> lse;
 };
 
-/// Bytes of shared memory in which a warp merges.
-[[nodiscard]] inline index_t merge_bytes(attend_sizes const& sizes)
+/// One query, by a block: its slices are shared out over the warps, and the loads of many slices are under way together, so that
+/// memory is waited for equally often whatever their number.
+template <element T, element U, int Columns, int Most>
+struct attend_merge
 {
-    return index_t{sizes.sums()} * index_t{sizeof(float)};
-}
+    static constexpr char const* name = "attend_merge";
+    static constexpr int threads      = 256;
+    static constexpr int warps        = threads / device::warp_size;
+    static constexpr int each         = Columns / (2 * device::warp_size); // pairs of columns of a lane
+    static constexpr int at_once      = 6; // slices of a warp whose loads are under way together
 
-/// Whether a block is the last of `blocks` that arrive at a counter, which is 0 before the first and after the last of them.
-/// One thread asks, between two barriers of its block: the first shows it the block's writes, the second shows the block
-/// the writes of the blocks that arrived before.
-[[nodiscard]] __device__ inline bool last_to_arrive(std::uint32_t* counter, int blocks)
-{
-    auto const last = static_cast<std::uint32_t>(blocks - 1);
-    device::fence();
-    bool const mine = device::atomic_next(counter, last) == last;
-    device::fence();
-    return mine;
-}
+    attend_batch<Most> batch;
+    attend_states states;
+    attend_outputs<U> outputs;
+    int most_slices = 0; ///< the most that a sequence has
 
-/// Row `number` of a head of a sequence: joins the states of its slices in their order, brings the sums of every basis back
-/// to the original one, writes the query's output. A warp's shared memory is where its ring is in attend_slice. The function
-/// is not inlined: a kernel that calls it keeps its registers, and whichever kernel does gets the same bits.
-template <element T, element U>
-[[gnu::noinline]] __device__ void merge_slices(attend_states const states, attend_outputs<U> const& outputs,
-    attend_sequence const& sequence, index_t head, int number, int slices)
-{
-    constexpr int size            = device::warp_size;
-    constexpr int each            = 4; // columns that a lane takes at once
-    constexpr int at_once         = 4; // slices: their loads are under way together
-    int const values              = states.sizes.values;
-    int const latents             = states.sizes.value_latents;
-    int const lane                = device::lane();
-    int const bases               = states.bases();
-    int const column_blocks       = states.column_blocks();
-    int const entries             = slices * bases;
-    index_t const of_slice        = states.block_floats();
-    index_t const of_column_block = of_slice * sequence.slices;
-    index_t const item            = head * sequence.query_blocks() + number / attend_queries;
-    float* const first =
-        states.state(sequence.first_block + item * column_blocks * sequence.slices, 0, number % attend_queries);
-    index_t const of_basis = states.state(0, 1, 0) - states.begin;
-    float* const sums      = reinterpret_cast<float*>(device::shared_memory() + device::warp() * attend_ring);
-    device::sync_warp(); // the sums of the query before have been read
-
-    // All blocks of columns have seen the same logits. Entry e is basis e % bases of slice e / bases.
-    float largest = mdkv::detail::empty_lse;
-    for (int e = lane; e < entries; e += size)
+    struct scratch
     {
-        largest = fmaxf(largest, first[e / bases * of_slice + e % bases * of_basis]);
+        float2* factors; // [slices]: of sums in the original basis, and of projected ones; one of them is 0
+        float* partial;  // [2, warps, Columns]: sums of a warp's slices in the original basis, and projected ones
+        float* sums;     // [values], and behind them the projected ones
+        float* tops;     // [warps]
+        float* totals;   // [warps]
+    };
+    [[nodiscard]] MDKV_HD scratch carve(mdkv::detail::carver& memory) const
+    {
+        return {memory.take<float2>(most_slices), memory.take<float>(2 * warps * Columns),
+            memory.take<float>(states.sizes.values + states.sizes.value_latents), memory.take<float>(warps),
+            memory.take<float>(warps)};
     }
-    for (int step = size / 2; step > 0; step /= 2) { largest = fmaxf(largest, device::shuffle_xor(largest, step)); }
-    // A state's factor takes the place of its logit. Weights are added in the order of a block of four warps.
-    float total     = 0.0F;
-    int const lanes = entries < attend_threads ? entries : attend_threads;
-    MDKV_ROLLED
-    for (int column_block = 0; column_block < column_blocks; ++column_block)
+    [[nodiscard]] index_t shared_bytes() const
     {
-        MDKV_ROLLED
-        for (int begin = 0; begin < lanes; begin += size)
+        mdkv::detail::carver count;
+        static_cast<void>(carve(count));
+        return count.bytes();
+    }
+
+    __device__ void operator()() const
+    {
+        mdkv::detail::carver memory{device::shared_memory()};
+        scratch const smem              = carve(memory);
+        auto const block                = static_cast<int>(device::block());
+        int const row                   = batch.tokens == 1 ? block : block / batch.tokens;
+        index_t const token             = batch.sequences[0].first_token + (block - row * batch.tokens);
+        attend_sequence const& sequence = batch.at(token, [](attend_sequence const& s) { return s.first_token; });
+        // The row's number among those of the sequence, of its head, and of its block.
+        int const in_sequence = row * sequence.tokens + static_cast<int>(token - sequence.first_token);
+        int const head        = in_sequence / sequence.head_rows;
+        int const in_head     = in_sequence - head * sequence.head_rows;
+        int const g           = in_head % attend_queries;
+        int const replica     = in_head / attend_queries * states.column_blocks();
+        int const lane        = device::lane();
+        int const warp        = device::warp();
+        auto const* const range =
+            states.slices(static_cast<int>(&sequence - batch.sequences.data()) * batch.heads + head);
+        int const slices  = range[1] - range[0];
+        int const first   = sequence.first_block + replica * sequence.blocks + range[0];
+        int const values  = states.sizes.values;
+        bool const latent = states.sizes.value_latents > 0;
+        merge_softmaxes(smem, first, slices, g);
+        mdkv::detail::softmax_state softmax;
+        MDKV_UNROLL
+        for (int w = 0; w < warps; ++w)
         {
-            float sum = 0.0F;
-            MDKV_ROLLED
-            for (int e = begin + lane; e < entries; e += attend_threads)
-            {
-                float* const state =
-                    first + column_block * of_column_block + e / bases * of_slice + e % bases * of_basis;
-                float const weight = state[1];
-                float const factor = weight == 0.0F ? 0.0F : exp2f(state[0] - largest);
-                state[0]           = factor;
-                sum += weight == 0.0F ? 0.0F : weight * factor;
-            }
-            sum = sum_of_lanes(sum);
-            total += column_block == 0 ? sum : 0.0F;
+            softmax.largest = fmaxf(softmax.largest, smem.tops[w]);
+            softmax.sum += smem.totals[w];
         }
-    }
-    device::sync_warp();
-
-    int offset      = 0;                                                           // where a basis begins in `sums`
-    int const chunk = states.columns < each * size ? states.columns : each * size; // 64 or 128
-    MDKV_ROLLED
-    for (int b = 0; b < bases; ++b)
-    {
-        int const width = b == 1 && latents > 0 ? latents : values;
+        // All blocks of columns have seen the same logits.
         MDKV_ROLLED
-        for (int c = 0; c < width; c += chunk)
+        for (int column_block = 0; column_block < states.column_blocks(); ++column_block)
         {
-            float const* state = first + c / states.columns * of_column_block + b * of_basis;
-            int const column   = 2 + c % states.columns + lane;
-            float sum[each]{};
+            int const from = first + column_block * sequence.blocks;
+            float2 sum[2][each]{};
             MDKV_ROLLED
-            for (int s = 0; s < slices; s += at_once)
+            for (int s = warp; s < slices; s += at_once * warps)
             {
-                float factor[at_once];
-                float x[at_once][each];
-                MDKV_UNROLL
-                for (int i = 0; i < at_once; ++i) { factor[i] = s + i < slices ? state[i * of_slice] : 0.0F; }
+                float2 x[at_once][each];
                 MDKV_UNROLL
                 for (int i = 0; i < at_once * each; ++i)
                 {
-                    bool const in_range   = factor[i / each] != 0.0F && i % each * size < chunk;
-                    x[i / each][i % each] = in_range ? state[i / each * of_slice + column + i % each * size] : 0.0F;
+                    int const slice = s + i / each * warps;
+                    float const* const here =
+                        states.sums(from + slice, g) + 2 * lane + i % each * 2 * device::warp_size;
+                    x[i / each][i % each] = slice < slices ? device::load<float2>(here) : float2{};
                 }
                 MDKV_UNROLL
-                for (int i = 0; i < at_once * each; ++i) { sum[i % each] += x[i / each][i % each] * factor[i / each]; }
-                state += at_once * of_slice;
+                for (int i = 0; i < at_once * each; ++i)
+                {
+                    int const slice  = s + i / each * warps;
+                    float2 const by  = slice < slices ? smem.factors[slice] : float2{};
+                    float2 const v   = x[i / each][i % each];
+                    sum[0][i % each] = {fmaf(v.x, by.x, sum[0][i % each].x), fmaf(v.y, by.x, sum[0][i % each].y)};
+                    if (latent)
+                    {
+                        sum[1][i % each] = {fmaf(v.x, by.y, sum[1][i % each].x), fmaf(v.y, by.y, sum[1][i % each].y)};
+                    }
+                }
             }
             MDKV_UNROLL
-            for (int j = 0; j < each; ++j)
+            for (int i = 0; i < 2 * each; ++i)
             {
-                int const to = c + lane + j * size;
-                if (j * size < chunk && to < width) { sums[offset + to] = sum[j]; }
+                int const at = ((i / each * warps + warp) * Columns) + 2 * lane + i % each * 2 * device::warp_size;
+                device::store(smem.partial + at, sum[i / each][i % each]);
             }
+            device::sync();
+            MDKV_ROLLED
+            for (int i = device::thread(); i < (latent ? 2 : 1) * Columns; i += threads)
+            {
+                int const basis = i / Columns;
+                int const c     = column_block * Columns + i % Columns;
+                float all       = 0.0F;
+                MDKV_UNROLL
+                for (int w = 0; w < warps; ++w) { all += smem.partial[(basis * warps + w) * Columns + i % Columns]; }
+                if (c < (basis == 0 ? values : states.sizes.value_latents)) { smem.sums[basis * values + c] = all; }
+            }
+            device::sync();
         }
-        offset += width;
-    }
-    device::sync_warp();
-
-    float const* const projected = sums + values;
-    float* const rotated         = sums + values + latents;
-    int const turned             = states.sizes.rotated ? values : 0;
-    MDKV_ROLLED
-    for (int c = 0; c < turned; c += int{quantised_group})
-    {
-        int const left = values - c;
-        rotate_by_warp(rotated + c, left < int{quantised_group} ? left : int{quantised_group});
-    }
-    mdkv::detail::softmax_state const softmax{largest, total};
-    float const weight = softmax.empty() ? 0.0F : 1.0F / softmax.sum;
-    float coded        = 0.0F; // weights of rotated tokens, whose values are centred
-    for (int s = lane; turned > 0 && s < slices; s += size)
-    {
-        float const* const state = first + s * of_slice + (bases - 1) * of_basis;
-        coded += state[1] * state[0];
-    }
-    coded                  = sum_of_lanes(coded);
-    head_entry const entry = sequence.heads[head];
-    index_t const row      = head * (sequence.head_rows / sequence.tokens) + number / sequence.tokens;
-    index_t const token    = sequence.first_token + number % sequence.tokens;
-    MDKV_ROLLED
-    for (int c = lane; c < values; c += each * size)
-    {
-        int columns[each];
-        float sum[each];
-        MDKV_UNROLL
-        for (int j = 0; j < each; ++j)
-        {
-            columns[j] = c + j * size < values ? c + j * size : c;
-            sum[j]     = sums[columns[j]];
-        }
-        auto const rows = static_cast<int>(entry.value_columns);
+        head_entry const& entry = sequence.heads[head];
+        auto const rows         = static_cast<int>(entry.value_columns);
+        float const weight      = softmax.empty() ? 0.0F : 1.0F / softmax.sum;
         with_matrix<T>(sequence.arena + entry.value_projection, [&](auto const& element) {
             MDKV_ROLLED
-            for (int i = 0; i < rows; i += at_once)
+            for (int c = device::thread(); c < values; c += threads)
             {
-                float m[at_once][each];
-                MDKV_UNROLL
-                for (int k = 0; k < at_once * each; ++k)
+                constexpr int loads = 16; // under way together
+                float sum           = smem.sums[c];
+                MDKV_ROLLED
+                for (int i = 0; i < rows; i += loads)
                 {
-                    bool const in_range   = i + k / each < rows;
-                    m[k / each][k % each] = in_range ? element((i + k / each) * values + columns[k % each]) : 0.0F;
+                    float m[loads];
+                    MDKV_UNROLL
+                    for (int k = 0; k < loads; ++k) { m[k] = i + k < rows ? element((i + k) * values + c) : 0.0F; }
+                    MDKV_UNROLL
+                    for (int k = 0; k < loads; ++k)
+                    {
+                        if (i + k < rows) { sum += smem.sums[values + i + k] * m[k]; }
+                    }
                 }
-                MDKV_UNROLL
-                for (int k = 0; k < at_once * each; ++k)
-                {
-                    if (i + k / each < rows) { sum[k % each] += projected[i + k / each] * m[k / each][k % each]; }
-                }
+                outputs.output(row, token, c) = narrow<U>(sum * weight);
             }
         });
-        MDKV_UNROLL
-        for (int j = 0; j < each; ++j)
-        {
-            if (turned > 0) { sum[j] += rotated[columns[j]]; }
-            if (coded != 0.0F)
-            {
-                index_t const mean = index_t{2} * states.sizes.keys + columns[j];
-                sum[j] += coded * mdkv::detail::matrix_at<T>(sequence.arena, entry.channels, mean);
-            }
-            if (c + j * size < values) { outputs.output(row, token, columns[j]) = narrow<U>(sum[j] * weight); }
-        }
+        if (device::thread() == 0) { outputs.lse(row, token) = softmax.lse(); }
     }
-    if (lane == 0) { outputs.lse(row, token) = softmax.lse(); }
-}
+
+private:
+    /// Writes the factors of the slices' sums, and each warp's largest logit and sum of weights; all largest logits are alike
+    /// then.
+    __device__ void merge_softmaxes(scratch const& smem, int first, int slices, int g) const
+    {
+        int const lane = device::lane();
+        int const warp = device::warp();
+        float top      = mdkv::detail::empty_lse;
+        for (int s = device::thread(); s < slices; s += threads) { top = fmaxf(top, states.softmax(first + s, g)[0]); }
+        MDKV_UNROLL
+        for (int step = device::warp_size / 2; step > 0; step /= 2)
+        {
+            top = fmaxf(top, device::shuffle_xor(top, step));
+        }
+        if (lane == 0) { smem.tops[warp] = top; }
+        device::sync();
+        MDKV_UNROLL
+        for (int w = 0; w < warps; ++w) { top = fmaxf(top, smem.tops[w]); }
+        float total = 0.0F;
+        for (int s = device::thread(); s < slices; s += threads)
+        {
+            auto const own      = device::load<float4>(states.softmax(first + s, g));
+            float const factor  = own.y == 0.0F ? 0.0F : exp2f(own.x - top);
+            bool const original = own.z == 0.0F;
+            smem.factors[s]     = {original ? factor : 0.0F, original ? 0.0F : factor};
+            total += own.y == 0.0F ? 0.0F : own.y * factor;
+        }
+        total = sum_of_lanes(total);
+        if (lane == 0) { smem.totals[warp] = total; }
+        device::sync();
+    }
+};
 
 } // namespace MDKV_NAMESPACE::gpu::kernels

@@ -15,8 +15,8 @@ namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 /// A unit of a tile of which `count` tokens exist. Other values are 0; the keys of tokens that do not exist are anything. Whole
-/// words are gathered with several loads of a lane under way at once, since a run's last tile is waited for in every call;
-/// other numbers are read one by one.
+/// words are brought to shared memory as they are and gathered there, since a run's last tile is waited for in every call; other
+/// numbers are read one by one.
 template <element T, storage Kind>
 struct attend_numbers
 {
@@ -44,8 +44,12 @@ struct attend_numbers
         {
             if (reinterpret_cast<std::uintptr_t>(from) % 4 == 0)
             {
-                if constexpr (rows::coded) { gather_codes(lane, from, width, readable, values, ring); }
-                else if constexpr (sizeof(T) == 2) { gather_elements(lane, from, width, readable, values, ring); }
+                if constexpr (rows::coded) { copy_codes(lane, from, width, values, ring); }
+                else if constexpr (sizeof(T) == 2)
+                {
+                    if (values) { copy_values(lane, from, readable, ring); }
+                    else { gather_keys(lane, staged(lane, from, n * width * 2, ring), width, readable, ring); }
+                }
                 device::sync_warp();
                 return;
             }
@@ -107,32 +111,49 @@ struct attend_numbers
     }
 
 private:
-    static constexpr int at_once = 4; ///< loads of a lane that are under way together: more would spill registers
+    static constexpr int at_once = 4; ///< words that a lane has at once
 
-    /// Words of elements of 16 bits.
-    __device__ void gather_elements(
-        int lane, std::byte const* from, int width, int readable, bool values, std::byte* ring) const
+    /// The bytes of a unit as they are stored, in shared memory behind the unit's place: all of them are under way at once.
+    [[nodiscard]] __device__ static std::byte const* staged(int lane, std::byte const* from, int bytes, std::byte* ring)
     {
-        if (values)
+        std::byte* const to = ring + rows::buffer_bytes;
+        static_assert(rows::buffers >= 2 || sizeof(T) == 4);
+        int i = 0;
+        if (reinterpret_cast<std::uintptr_t>(from) % 16 == 0)
         {
-            MDKV_UNROLL
-            for (int t = 0; t < rows::sixteen; t += at_once)
+            MDKV_ROLLED
+            for (; i + 16 <= bytes; i += 16 * device::warp_size)
             {
-                std::uint32_t word[at_once]{};
-                MDKV_UNROLL
-                for (int i = 0; i < at_once; ++i)
-                {
-                    bool const there = t + i < readable && 2 * lane < n;
-                    if (there) { word[i] = device::load<std::uint32_t>(from + (t + i) * stored.token_bytes + 4 * lane); }
-                }
-                MDKV_UNROLL
-                for (int i = 0; i < at_once; ++i)
-                {
-                    if (2 * lane < n) { device::store(ring + rows::smem_offset(true, t + i, 4 * lane), word[i]); }
-                }
+                int const at = i + 16 * lane;
+                if (at + 16 <= bytes) { device::copy_async<16>(to + at, from + at); }
             }
-            return;
+            i = bytes / 16 * 16;
         }
+        MDKV_ROLLED
+        for (i += 4 * lane; i < bytes; i += 4 * device::warp_size) { device::copy_async<4>(to + i, from + i); }
+        device::copy_async_commit();
+        device::copy_async_wait<0>();
+        device::sync_warp();
+        return to;
+    }
+
+    /// Words of values of 16 bits.
+    __device__ void copy_values(int lane, std::byte const* from, int readable, std::byte* ring) const
+    {
+        MDKV_ROLLED
+        for (int t = 0; 2 * lane < n && t < rows::sixteen; ++t)
+        {
+            std::byte* const to = ring + rows::smem_offset(true, t, 4 * lane);
+            if (t < readable) { device::copy_async<4>(to, from + t * stored.token_bytes + 4 * lane); }
+            else { device::store(to, std::uint32_t{0}); }
+        }
+        device::copy_async_commit();
+        device::copy_async_wait<0>();
+    }
+
+    /// Words of keys of 16 bits.
+    __device__ void gather_keys(int lane, std::byte const* from, int width, int readable, std::byte* ring) const
+    {
         int const pair = lane % 8; // a pair of tokens
         MDKV_ROLLED
         for (int c = lane / 8; c < n; c += 4 * at_once)
@@ -156,47 +177,63 @@ private:
         }
     }
 
-    /// Words of whole groups of codes, their scales and minima.
-    __device__ void gather_codes(
-        int lane, std::byte const* from, int width, int readable, bool values, std::byte* ring) const
+    /// Words of whole groups of codes, and their scales and minima, all of them under way at once. Codes of tokens that do not
+    /// exist are not written.
+    __device__ void copy_codes(int lane, std::byte const* from, int width, bool values, std::byte* ring) const
     {
-        constexpr int bytes = rows::group_bytes / rows::sixteen - 2 * int{sizeof(half)}; // bytes of a token's codes
-        int const t         = lane % rows::sixteen;
-        MDKV_ROLLED
-        for (int k = 0; k * rows::group < n; ++k)
+        constexpr int bytes  = rows::group_bytes / rows::sixteen - 2 * int{sizeof(half)}; // bytes of a token's codes
+        constexpr int groups = rows::unit / rows::group;
+        int const fours      = width / 4; // fours of tokens
+        int const rest       = width % 4; // tokens behind them
+        auto const by_width =
+            static_cast<unsigned>(65536 / width + 1); // a product and a shift divide numbers below 256
+        std::uint16_t number[groups];
+        std::uint32_t last[groups][bytes / device::warp_size]; // words of the rest
+        MDKV_UNROLL
+        for (int k = 0; k < groups; ++k)
         {
+            if (k * rows::group >= n) { break; }
             std::byte const* const codes = from + k * width * (bytes + 4) + 4 * width;
-            int const begin              = k * rows::group_bytes;
-            std::uint16_t number         = 0;
-            if (t < readable) { number = device::load<std::uint16_t>(codes + ((lane / 16 - 2) * width + t) * 2); }
-            device::store(ring + rows::smem_offset(values, begin + lane * 2), number);
+            int const begin              = k * rows::group_bytes + rows::codes_begin;
+            int const words              = values ? fours * bytes : bytes / 4 * width;
             MDKV_ROLLED
-            for (int j = lane; j < bytes * rows::sixteen / 4; j += at_once * device::warp_size)
+            for (int j = lane; j < words; j += device::warp_size)
             {
-                std::uint32_t word[at_once]{};
+                auto const four = static_cast<int>(static_cast<unsigned>(j) * by_width >> 16U); // number of a four of coordinates
+                int const to    = values ? j : four * rows::sixteen + j - four * width;
+                device::copy_async<4>(ring + rows::smem_offset(values, begin + 4 * to), codes + 4 * j);
+            }
+            int const t = lane % rows::sixteen;
+            number[k]   = 0;
+            if (t < width) { number[k] = device::load<std::uint16_t>(codes + ((lane / 16 - 2) * width + t) * 2); }
+            MDKV_UNROLL
+            for (int i = 0; i < bytes / device::warp_size; ++i)
+            {
+                last[k][i] = 0;
                 MDKV_UNROLL
-                for (int i = 0; i < at_once; ++i)
+                for (int b = 0; b < 3; ++b) // they lie one after the other
                 {
-                    int const w    = j + i * device::warp_size;
-                    int const left = values ? width - w / bytes * 4 : 0; // tokens from the word's first one on
-                    if (!values && t < width) { word[i] = device::load<std::uint32_t>(codes + (w / 16 * width + t) * 4); }
-                    if (left >= 4) { word[i] = device::load<std::uint32_t>(codes + w * 4); }
-                    MDKV_UNROLL
-                    for (int b = 0; b < 3; ++b) // the last tokens lie one after the other
-                    {
-                        if (left >= 4 || b >= left) { continue; }
-                        auto const byte = device::load<std::uint8_t>(codes + (w / bytes * 4 + b) * bytes + w % bytes);
-                        word[i] |= std::uint32_t{byte} << (8 * b);
-                    }
-                }
-                MDKV_UNROLL
-                for (int i = 0; i < at_once; ++i)
-                {
-                    int const to = begin + rows::codes_begin + (j + i * device::warp_size) * 4;
-                    device::store(ring + rows::smem_offset(values, to), word[i]);
+                    if (!values || b >= rest) { continue; }
+                    int const at = (4 * fours + b) * bytes + lane + i * device::warp_size;
+                    last[k][i] |= std::uint32_t{device::load<std::uint8_t>(codes + at)} << (8 * b);
                 }
             }
         }
+        device::copy_async_commit();
+        MDKV_UNROLL
+        for (int k = 0; k < groups; ++k)
+        {
+            if (k * rows::group >= n) { break; }
+            int const begin = k * rows::group_bytes;
+            device::store(ring + rows::smem_offset(values, begin + lane * 2), number[k]);
+            MDKV_UNROLL
+            for (int i = 0; i < bytes / device::warp_size; ++i)
+            {
+                int const to = begin + rows::codes_begin + 4 * (fours * bytes + lane + i * device::warp_size);
+                if (values && rest > 0) { device::store(ring + rows::smem_offset(true, to), last[k][i]); }
+            }
+        }
+        device::copy_async_wait<0>();
     }
 };
 

@@ -44,17 +44,15 @@ inline constexpr int attend_queries = 8;    ///< query heads of a block at most
 inline constexpr int copied_row     = 128;  ///< bytes copied as a row
 inline constexpr int attend_ring    = 8192; ///< bytes of a warp's shared memory: the units that are on their way
 
-/// Tokens of one storage. A unit is what is copied at once: up to `Unit` coordinates of `Tiles` tiles, a tile in shared memory
-/// of its own. Full tiles have 16 tokens in rows that allow words and asynchronous copies; others are read number
-/// by number.
-template <element T, storage Kind, int Tiles = 1,
-    int Unit = Kind == storage::plain ? int{quantised_group} : 2 * int{quantised_group}>
+/// Tokens of one storage. A unit is what is copied at once: up to `unit` coordinates of a tile. Full tiles have 16 tokens in rows
+/// that allow words and asynchronous copies; others are gathered.
+template <element T, storage Kind>
 struct attend_rows
 {
     static constexpr storage kind   = Kind;
     static constexpr bool coded     = Kind != storage::plain;
     static constexpr int group      = int{quantised_group};
-    static constexpr int unit       = Unit;
+    static constexpr int unit       = coded ? 2 * group : group;
     static constexpr int row        = copied_row;
     static constexpr int plain_step = row + 16; ///< between rows of plain numbers: lanes meet other banks
     static constexpr int sixteen    = int{tile_tokens};
@@ -74,9 +72,8 @@ struct attend_rows
     static constexpr int codes_begin         = 2 * sixteen * int{sizeof(half)};
     static constexpr std::uint32_t low_codes = 0x000f000fU;
     static constexpr std::uint32_t high_codes = 0x00f000f0U;
-    /// Bytes of a tile in a unit, whole rows; bytes of a unit; units in a warp's shared memory.
-    static constexpr int tile_bytes   = coded ? (unit / group * group_bytes + row - 1) / row * row : image_bytes;
-    static constexpr int buffer_bytes = Tiles * tile_bytes;
+    /// Bytes of a unit, whole rows; units in a warp's shared memory.
+    static constexpr int buffer_bytes = coded ? (unit / group * group_bytes + row - 1) / row * row : image_bytes;
     static constexpr int buffers      = attend_ring / buffer_bytes;
 
     /// Words of four tokens in a row of a group's values, and those of the first half of its coordinates: multiples of 4.
@@ -191,9 +188,9 @@ struct attend_rows
         device::sync_warp();
     }
 
-    /// x += logits of each tile's 16 tokens over a unit's n coordinates.
-    __device__ static void add_keys(int lane, std::byte* buffer, int n, fragments const* queries,
-        float const* query_sums, float (&x)[std::size_t{Tiles}][4])
+    /// x += logits of a tile's 16 tokens over a unit's n coordinates.
+    __device__ static void add_keys(
+        int lane, std::byte* buffer, int n, fragments const* queries, float const* query_sums, float (&x)[4])
     {
         if constexpr (!coded)
         {
@@ -217,10 +214,7 @@ struct attend_rows
                     std::uint32_t a[4];
                     device::load_transposed(a, buffer + k * image_bytes + i * 4 * plain_step + first);
                     MDKV_UNROLL
-                    for (int j = 0; j + k < query_limbs; ++j)
-                    {
-                        device::multiply_tile<limb>(x[0], a, q[j / 2].of[j % 2]);
-                    }
+                    for (int j = 0; j + k < query_limbs; ++j) { device::multiply_tile<limb>(x, a, q[j / 2].of[j % 2]); }
                 }
             }
         }
@@ -232,27 +226,19 @@ struct attend_rows
                 if (k * group >= n) { return; }
                 constexpr int all = steps(group);
                 int const from    = key_words(lane, k);
-                float sum[std::size_t{Tiles}][4]{};
+                float sum[4]{};
                 MDKV_UNROLL
                 for (int i = 0; i < all; ++i) // coordinates beyond a group's are multiplied by 0
                 {
+                    // A step's two rows are swapped alike.
+                    // unwritten: codes beyond a group's or a run's are numbers, too, and multiplied by 0 or not used
+                    auto const word   = device::load<uint2>(buffer + from + i * 2 * row);
                     fragments const q = queries[i * device::warp_size + lane];
-                    MDKV_UNROLL
-                    for (int t = 0; t < Tiles; ++t) // a step's two rows are swapped alike
-                    {
-                        // unwritten: codes beyond a group's or a run's are numbers, too, and multiplied by 0 or not used
-                        auto const word = device::load<uint2>(buffer + t * tile_bytes + from + i * 2 * row);
-                        multiply_codes(word.x, word.y, q, sum[t]);
-                    }
+                    multiply_codes(word.x, word.y, q, sum);
                 }
                 queries += all * device::warp_size;
                 auto const of_queries = device::load<float2>(query_sums + k * attend_queries + lane % 4 * 2);
-                MDKV_UNROLL
-                for (int t = 0; t < Tiles; ++t)
-                {
-                    std::byte const* const tile = buffer + t * tile_bytes;
-                    add_group(pair(lane, tile, k, 0, false), pair(lane, tile, k, 1, false), of_queries, sum[t], x[t]);
-                }
+                add_group(pair(lane, buffer, k, 0, false), pair(lane, buffer, k, 1, false), of_queries, sum, x);
             }
         }
     }

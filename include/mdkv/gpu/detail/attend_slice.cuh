@@ -12,9 +12,7 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/attend_batch.cuh>
 #include <mdkv/gpu/detail/attend_block.cuh>
-#include <mdkv/gpu/detail/attend_merge.cuh>
 #include <mdkv/gpu/detail/attend_numbers.cuh>
-#include <mdkv/gpu/detail/attend_pairs.cuh>
 #include <mdkv/gpu/detail/attend_rows.cuh>
 #include <mdkv/gpu/detail/attend_sums.cuh>
 #include <mdkv/gpu/detail/attend_units.cuh>
@@ -23,14 +21,15 @@
 #include <cstddef>
 #include <cstdint>
 
-// How it works. A head's stored bytes, over all its runs, are cut into slices of equal size; a block attends one slice for
-// up to eight query heads at once, so that every stored byte is read once for any G, and for up to `Columns` coordinates of
-// values. Each warp takes every fourth tile of 16 tokens, of codes every fourth pair of tiles as long as there are pairs for
-// all warps, and has a softmax and sums of its own, in registers. Its tiles come by asynchronous copies of units
-// (attend_units.cuh, attend_pairs.cuh) into a ring in shared memory that no other warp touches: inside a run no warp waits
-// for another. At a run's end the block's warps are joined into the block's state of the run's basis.
-// Nothing is projected or rotated back here. If there are counters, the last block of an item (up to eight rows of a head)
-// to end merges all slices of them at once (attend_merge.cuh), each row by a warp.
+#include <vector_types.h>
+
+// How it works. Every run of every head is cut into slices of nearly equal bytes, so that no block waits for a long head; a
+// block attends one slice for up to eight query heads at once, so that every stored byte is read once for any G, and for up to
+// `Columns` coordinates of values. Each warp takes every fourth tile of 16 tokens and has a softmax and sums of its own, in
+// registers. Its tiles come by asynchronous copies of units (attend_units.cuh) into a ring in shared memory that no other warp
+// touches, and the first of them are asked for before anything else is done: queries are prepared while they fly. In the end
+// the warps are joined, rotated sums are rotated back, and the block leaves one state for each query.
+// Nothing is projected back here: a second kernel merges a row's slices (attend_merge.cuh).
 
 namespace MDKV_NAMESPACE::gpu::kernels
 {
@@ -47,7 +46,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
 
     // Registers are scarce here. Inside a block everything is counted in int. Facts that the loop over tiles does not need
     // lie in shared memory, and every function reads its thread's number again: otherwise nvcc hoists address computations
-    // of all storages out of the loop over runs and spills them.
+    // of all storages out of the loop over tiles and spills them.
     static constexpr char const* name              = "attend_slice";
     static constexpr int threads                   = attend_threads;
     static constexpr int blocks_per_multiprocessor = Columns > 128 ? 2 : sizeof(T) == 4 ? 3 : 4;
@@ -56,169 +55,77 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     static constexpr int sixteen                   = int{tile_tokens};
     using sums                                     = attend_sums<Columns>;
 
-    attend_outputs<U> outputs;
-    std::uint32_t* arrivals; ///< [items]: blocks that have ended; null: another kernel merges
-
     __device__ void operator()() const
     {
         static_assert(attend_warps * attend_ring >= attend_warps * most_queries * Columns * int{sizeof(float)});
         work& task = *shared().task;
-        if (device::thread() == 0) { this->begin(task); }
+        device::stamp(0);
+        if (device::thread() < device::warp_size) { this->find(task); }
         device::sync();
-        if (device::thread_again() < device::warp_size) { this->cut(task); }
-        device::sync();
-        if (task.slice >= task.slices) { return; } // the merge knows
-        while (true)
-        {
-            if (device::thread_again() < device::warp_size) { this->next_run(task); }
-            device::sync();
-            if (task.first == task.end) { break; }
-            this->load_queries();
-            sums all;
-            all.clear();
-            storage const kind = task.run.keys.kind;
-            if (kind == storage::plain) { attend_run<storage::plain>(all); }
-            else if (kind == storage::int8) { attend_run<storage::int8>(all); }
-            else { attend_run<storage::int4>(all); }
-            leave(all);
-        }
-        states.clear_others(task.block, task.visited);
-        if (arrivals != nullptr) { merge_if_last(); }
+        if (task.first == task.end) { return; }
+        device::stamp(1); // the slice is known
+        storage const kind = task.run.keys.kind;
+        if (kind == storage::plain) { attend_tiles<storage::plain>(); }
+        else if (kind == storage::int8) { attend_tiles<storage::int8>(); }
+        else { attend_tiles<storage::int4>(); }
+        leave();
+        device::stamp(5);
     }
 
-    /// Merges the queries of the block if all other blocks of their slices and columns have ended.
-    __device__ void merge_if_last() const
-    {
-        work& task = *shared().task;
-        device::sync(); // all of the block's states are written
-        if (device::thread_again() == 0)
-        {
-            index_t const item = task.head * task.sequence->query_blocks() + task.first_query / most_queries;
-            task.last =
-                last_to_arrive(arrivals + (task.sequence->first_item + item), states.column_blocks() * task.slices);
-        }
-        device::sync();
-        for (int g = device::thread_again() / device::warp_size; task.last && g < task.queries; g += attend_warps)
-        {
-            merge_slices<T>(states, outputs, *task.sequence, task.head, task.first_query + g, task.slices);
-        }
-    }
-
-    /// Attends the tokens of the run.
+    /// Attends the slice's tiles, and writes each warp's softmax and sums to shared memory.
     template <storage Kind>
-    __device__ void attend_run(sums& all) const
+    __device__ void attend_tiles() const
     {
         scratch const smem = shared();
         work& task         = *smem.task;
         using rows         = attend_rows<T, Kind>;
+        using units        = attend_units<T, Kind, Columns>;
         if (device::thread() == 0)
         {
-            task.copies = attend_units<T, Kind>::copies_of(task.run, task.columns());
+            task.copies = units::copies_of(task.run, task.columns());
             // Full tiles are stored as 16 tokens, although the last tokens of a tail may not exist yet.
             int const stored    = static_cast<int>(task.run.keys.stored) / sixteen;
-            int const some      = (task.end + sixteen - 1) / sixteen;
-            task.tiles          = some;
-            task.full_tiles     = !rows::regular(task.run.keys, task.run.values, task.copies.align) ? 0
-                                  : stored < some                                                   ? stored
-                                                                                                    : some;
-            task.unmasked_tiles = task.masked                            ? 0
-                                  : task.end / sixteen < task.full_tiles ? task.end / sixteen
-                                                                         : task.full_tiles;
+            int const seen      = static_cast<int>(task.run.tokens) / sixteen;
+            bool const regular  = rows::regular(task.run.keys, task.run.values, task.copies.align);
+            task.full_tiles     = !regular ? 0 : stored < task.end ? stored : task.end;
+            task.unmasked_tiles = task.masked ? 0 : seen < task.full_tiles ? seen : task.full_tiles;
             // Most models' keys and values have as many coordinates as a block has columns: constants cost no branches.
             task.fixed_dims = task.run.keys.coordinates == Columns && task.run.values.coordinates == Columns;
-            task.rounds     = 0;
-            if (int const tiles = task.unmasked_tiles - task.first / sixteen;
-                rows::coded && task.fixed_dims && tiles > 0)
-            {
-                task.rounds = tiles / attend_pairs_stride;
-            }
         }
-        this->template write_fragments<Kind>(); // all threads meet before and after
-        if constexpr (rows::coded)
-        {
-            if (task.rounds > 0) { attend_rounds<Kind>(all); }
-        }
+        device::sync();
         int const thread      = device::thread_again();
         int const lane        = thread % device::warp_size;
         int const warp        = thread / device::warp_size;
-        int tile              = task.first / sixteen + task.rounds * attend_pairs_stride + warp;
+        int tile              = task.first + warp;
         std::byte* const ring = smem.ring + warp * attend_ring;
-        auto const factor     = device::load<float2>(smem.factor + lane % 4 * 2);
-        attend_units<T, Kind> arriving{
-            lane, task.run, task.copies, task.column_block * Columns, ring, tile, task.full_tiles};
-        if (!rows::coded && task.fixed_dims)
+        this->prefetch();
+        units arriving{lane, task.run, task.copies, task.column_block * Columns, ring, tile, task.full_tiles};
+        device::stamp(2); // the first tiles are asked for
+        this->template prepare_queries<Kind>();
+        device::stamp(3); // queries are prepared
+        sums all;
+        all.clear();
+        auto const factor = device::load<float2>(smem.factor + lane % 4 * 2);
+        if (task.fixed_dims)
         {
             for (int const end = task.unmasked_tiles; tile < end; tile += attend_warps)
             {
                 attend_tile<Kind, true>(arriving, tile, lane, factor, all);
             }
         }
-        for (int const end = task.tiles; tile < end; tile += attend_warps)
+        for (int const end = task.end; tile < end; tile += attend_warps)
         {
             attend_tile<Kind, false>(arriving, tile, lane, factor, all);
         }
         arriving.drain();
-    }
-
-    /// Attends the run's full rounds of pairs of tiles.
-    template <storage Kind>
-    __device__ void attend_rounds(sums& all) const
-    {
-        using pairs        = attend_pairs<T, Kind, Columns>;
-        scratch const smem = shared();
-        work& task         = *smem.task;
-        int const thread   = device::thread_again();
-        int const lane     = thread % device::warp_size;
-        int const warp     = thread / device::warp_size;
-        pairs arriving{
-            lane, task.run, task.copies, smem.ring + warp * attend_ring, task.first / sixteen + 2 * warp, task.rounds};
-        while (arriving.more()) { attend_pair<Kind>(arriving, lane, all); }
-        arriving.drain();
-    }
-
-    /// Attends a pair of full, unmasked tiles of codes.
-    template <storage Kind>
-    __device__ void attend_pair(attend_pairs<T, Kind, Columns>& arriving, int lane, sums& all) const
-    {
-        using pairs             = attend_pairs<T, Kind, Columns>;
-        using rows              = typename pairs::rows;
-        constexpr int groups    = rows::unit / group_size;
-        scratch const smem      = shared();
-        fragments const* q      = smem.to_tensors;
-        float const* query_sums = smem.query_sums;
-        float x[pairs::tiles][4]{};
-        MDKV_UNROLL
-        for (int u = 0; u < pairs::units; ++u)
-        {
-            rows::add_keys(lane, arriving.next(u), rows::unit, q, query_sums, x);
-            q += rows::steps(rows::unit) * device::warp_size;
-            query_sums += groups * attend_queries;
-        }
-        all.soften(x, device::load<float2>(smem.factor + lane % 4 * 2));
-        MDKV_UNROLL
-        for (int u = 0; u < pairs::units; ++u)
-        {
-            std::byte const* const now = arriving.next(pairs::units + u);
-            MDKV_UNROLL
-            for (int k = 0; k < groups; ++k)
-            {
-                int const g = u * groups + k;
-                MDKV_UNROLL
-                for (int t = 0; t < pairs::tiles; ++t)
-                {
-                    std::byte const* const tile = now + t * rows::tile_bytes;
-                    std::uint32_t w[std::size_t{rows::weight_limbs}][2];
-                    all.template weigh<rows::weight_limbs>(
-                        x[t], rows::pair(lane, tile, k, 0, true), rows::pair(lane, tile, k, 1, true), g, w);
-                    rows::add_codes(lane, tile, k, group_size, w, all.of + 4 * g);
-                }
-            }
-        }
+        device::stamp(4); // the first warp has its sums
+        join<Kind>(all);
     }
 
     /// Attends one tile. `Unmasked` tiles are full, and all queries see them.
     template <storage Kind, bool Unmasked>
-    __device__ void attend_tile(attend_units<T, Kind>& arriving, int tile, int lane, float2 factor, sums& all) const
+    __device__ void attend_tile(
+        attend_units<T, Kind, Columns>& arriving, int tile, int lane, float2 factor, sums& all) const
     {
         using rows                = attend_rows<T, Kind>;
         constexpr int unit        = rows::unit;
@@ -231,11 +138,12 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         int count                 = sixteen;
         if (!Unmasked && tile >= task.unmasked_tiles)
         {
-            is_full = tile < task.full_tiles;
-            count   = tile * sixteen + sixteen <= task.end ? sixteen : task.end - tile * sixteen;
+            is_full          = tile < task.full_tiles;
+            int const tokens = static_cast<int>(task.run.tokens);
+            count            = tile * sixteen + sixteen <= tokens ? sixteen : tokens - tile * sixteen;
         }
         auto const next = [&](bool of_values, int first, int n) -> std::byte* {
-            if (is_full) { return arriving.next(); }
+            if (is_full) { return arriving.template next<Unmasked>(); }
             device::sync_warp(); // all lanes have read what was here
             std::byte* const ring = smem.ring + device::thread_again() / device::warp_size * attend_ring;
             attend_numbers<T, Kind>{of_values ? task.run.values : task.run.keys, tile, count, n, first}.write(
@@ -244,7 +152,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         };
         fragments const* q      = smem.to_tensors;
         float const* query_sums = smem.query_sums;
-        float x[1][4]{};
+        float x[4]{};
         MDKV_ROLLED
         for (int first = 0; first < keys; first += unit)
         {
@@ -253,10 +161,10 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             q += rows::steps(unit) * rows::query_fragments * device::warp_size;
             query_sums += unit / group_size * attend_queries;
         }
-        if (!Unmasked && tile >= task.unmasked_tiles) { hide<Kind>(tile, count, x[0]); }
+        if (!Unmasked && tile >= task.unmasked_tiles) { hide<Kind>(tile, count, x); }
         all.soften(x, factor);
         std::uint32_t w[std::size_t{rows::weight_limbs}][2];
-        if constexpr (!rows::coded) { transposed<typename rows::limb, rows::weight_limbs>(x[0], w); }
+        if constexpr (!rows::coded) { transposed<typename rows::limb, rows::weight_limbs>(x, w); }
         MDKV_UNROLL
         for (int v = 0; v < (Columns + unit - 1) / unit; ++v)
         {
@@ -280,7 +188,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
                     int const g   = v * (unit / group_size) + k;
                     int const own = n - k * group_size < group_size ? n - k * group_size : group_size;
                     all.template weigh<rows::weight_limbs>(
-                        x[0], rows::pair(lane, now, k, 0, true), rows::pair(lane, now, k, 1, true), g, w);
+                        x, rows::pair(lane, now, k, 0, true), rows::pair(lane, now, k, 1, true), g, w);
                     rows::add_codes(lane, now, k, own, w, all.of + 4 * g);
                 }
             }
@@ -304,70 +212,80 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         }
     }
 
-    /// Joins the warps' softmaxes and sums of a run into the block's state of its basis, and clears them.
-    __device__ void leave(sums all) const
+    /// Writes the warps' softmaxes and sums to shared memory, the sums in units of the block's largest logits.
+    template <storage Kind>
+    __device__ void join(sums& all) const
     {
         scratch const smem = shared();
-        work& task         = *smem.task;
-        int const thread   = device::thread_again();
-        int const lane     = thread % device::warp_size;
-        int const warp     = thread / device::warp_size;
-        auto* const joined = reinterpret_cast<float*>(smem.ring); // [warps, most_queries, Columns]
-        int const number   = states.basis(task.run.basis);
+        int const lane     = device::thread_again() % device::warp_size;
+        int const warp     = device::thread_again() / device::warp_size;
         all.join_lanes();
-        device::sync(); // no warp reads its ring any more
         if (lane < 4)
         {
+            MDKV_UNROLL
             for (int i = 0; i < 2; ++i)
             {
                 smem.tops[warp * most_queries + 2 * lane + i]   = all.top_of(i);
                 smem.totals[warp * most_queries + 2 * lane + i] = all.total[i];
             }
         }
-        device::sync();
+        device::sync(); // and no warp reads its ring any more
         float factor[2];
+        MDKV_UNROLL
         for (int i = 0; i < 2; ++i)
         {
-            int const g     = lane % 4 * 2 + i;
-            float const top = largest_of(smem.tops, g);
+            float const top = largest_of(smem.tops, lane % 4 * 2 + i);
             factor[i]       = all.total[i] == 0.0F ? 0.0F : device::exp2(all.top_of(i) - top);
         }
-        float* const to = joined + warp * most_queries * Columns;
-        all.write(lane, to, factor, task.run.values.kind, task.columns());
+        auto* const to = reinterpret_cast<float*>(smem.ring) + warp * most_queries * Columns;
+        if (smem.task->fixed_dims) { all.template write<Kind>(lane, to, factor, Columns); }
+        else { all.template write<Kind>(lane, to, factor, smem.task->columns()); }
         device::sync();
-        // A query's softmax in the run, and in the runs before it.
-        auto const softmax = [&](int g) {
-            mdkv::detail::softmax_state now{largest_of(smem.tops, g), 0.0F};
+    }
+
+    /// Adds up the warps' softmaxes and sums, and writes the block's.
+    __device__ void leave() const
+    {
+        scratch const smem = shared();
+        work const& task   = *smem.task;
+        int const lane     = device::thread_again() % device::warp_size;
+        int const warp     = device::thread_again() / device::warp_size;
+        auto* const joined = reinterpret_cast<float*>(smem.ring); // [warps, most_queries, Columns]
+        int const columns  = task.columns();
+        bool const rotated = task.run.basis == run_basis::rotated;
+        auto const block   = static_cast<int>(device::block());
+        MDKV_ROLLED
+        for (int g = warp; g < task.queries; g += attend_warps)
+        {
+            float const top = largest_of(smem.tops, g);
+            float total     = 0.0F;
+            MDKV_UNROLL
             for (int w = 0; w < attend_warps; ++w)
             {
                 float const own = smem.totals[w * most_queries + g];
-                if (own != 0.0F) { now.sum += own * device::exp2(smem.tops[w * most_queries + g] - now.largest); }
+                total += own == 0.0F ? 0.0F : own * device::exp2(smem.tops[w * most_queries + g] - top);
             }
-            if (task.run.basis == run_basis::rotated) { now.largest += smem.with_mean[g]; } // keys are centred
-            return now;
-        };
-        if (thread < task.queries)
-        {
-            float* const state = states.state(task.block, number, thread);
-            auto all_of_basis =
-                task.visited[number] ? mdkv::detail::softmax_state{state[0], state[1]} : mdkv::detail::softmax_state{};
-            auto const by              = all_of_basis.merge(softmax(thread));
-            smem.joins[2 * thread]     = by.first;
-            smem.joins[2 * thread + 1] = by.second;
-            state[0]                   = all_of_basis.largest;
-            state[1]                   = all_of_basis.sum;
+            float* const sum = joined + g * Columns;
+            MDKV_UNROLL
+            for (int c = lane; c < Columns; c += device::warp_size)
+            {
+                float now = 0.0F;
+                MDKV_UNROLL
+                for (int w = 0; w < attend_warps; ++w) { now += sum[w * most_queries * Columns + c]; }
+                sum[c] = now;
+            }
+            device::sync_warp();
+            if (rotated) { rotate_by_warp(sum, columns); }
+            float* const to = states.sums(block, g);
+            MDKV_ROLLED
+            for (int c = lane; c < Columns; c += device::warp_size)
+            {
+                to[c] = rotated && c < columns ? sum[c] + total * smem.value_mean[c] : sum[c]; // values are centred
+            }
+            float const with_mean = rotated ? smem.with_mean[g] : 0.0F; // and so are keys
+            float const projected = task.run.basis == run_basis::projected ? 1.0F : 0.0F;
+            if (lane == 0) { device::store(states.softmax(block, g), float4{top + with_mean, total, projected, 0.0F}); }
         }
-        device::sync();
-        for (int i = thread; i < task.queries * Columns; i += threads)
-        {
-            int const g      = i / Columns;
-            float* const sum = states.state(task.block, number, g) + 2 + i % Columns;
-            float now        = 0.0F;
-            for (int w = 0; w < attend_warps; ++w) { now += joined[w * most_queries * Columns + i]; }
-            *sum = (task.visited[number] ? *sum * smem.joins[2 * g] : 0.0F) + now * smem.joins[2 * g + 1];
-        }
-        device::sync(); // all threads have read what the next run writes
-        if (thread == 0) { task.visited[number] = true; }
     }
 
     [[nodiscard]] __device__ static float largest_of(float const* tops, int g)

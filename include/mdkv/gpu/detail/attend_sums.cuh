@@ -22,42 +22,34 @@ namespace MDKV_NAMESPACE::gpu::kernels
 
 using mdkv::detail::attend_sizes;
 
-inline constexpr int attend_bases = 3; ///< most bases of sums
-
-/// Where blocks leave softmaxes and sums: float [block][basis][most_queries][2 + columns]. A basis is one of those that
-/// runs of the layout may have, counted without the others.
+/// Where blocks leave softmaxes and sums: float [blocks][most_queries][4], the logit whose weight is 1, the sum of weights, and
+/// 1 if the sums of values are projected, then float [blocks][most_queries][columns], those sums, then int [sequences][heads][2],
+/// the slices of each head.
 struct attend_states
 {
     attend_sizes sizes;
     int columns  = 0; ///< columns of a block
+    int blocks   = 0;
+    int heads    = 0; ///< KV heads of all sequences
     float* begin = nullptr;
 
-    [[nodiscard]] MDKV_HD int bases() const { return 1 + (sizes.value_latents > 0 ? 1 : 0) + (sizes.rotated ? 1 : 0); }
-    [[nodiscard]] MDKV_HD int basis(mdkv::detail::run_basis which) const
-    {
-        return which == mdkv::detail::run_basis::original    ? 0
-               : which == mdkv::detail::run_basis::projected ? 1
-                                                             : bases() - 1;
-    }
     /// Blocks that share the coordinates of values.
     [[nodiscard]] MDKV_HD int column_blocks() const { return (sizes.values + columns - 1) / columns; }
-    [[nodiscard]] MDKV_HD index_t block_floats() const { return index_t{bases()} * attend_queries * (2 + columns); }
-    /// The logit whose weight is 1, the sum of weights, then the sums of values of query g.
-    [[nodiscard]] MDKV_HD float* state(index_t block, int basis, int g) const
+    [[nodiscard]] MDKV_HD index_t floats() const
     {
-        return begin + block * block_floats() + (index_t{basis} * attend_queries + g) * (2 + columns);
+        return index_t{blocks} * attend_queries * (4 + columns) + 2 * heads;
     }
-    /// Marks the bases that a block did not visit as empty.
-    __device__ void clear_others(index_t block, bool const (&visited)[attend_bases]) const
+    [[nodiscard]] MDKV_HD float* softmax(int block, int g) const
     {
-        for (int b = 0; b < bases(); ++b)
-        {
-            for (int g = device::thread(); !visited[b] && g < attend_queries; g += attend_threads)
-            {
-                state(block, b, g)[0] = mdkv::detail::empty_lse;
-                state(block, b, g)[1] = 0.0F;
-            }
-        }
+        return begin + (index_t{block} * attend_queries + g) * 4;
+    }
+    [[nodiscard]] MDKV_HD float* sums(int block, int g) const
+    {
+        return begin + index_t{blocks} * attend_queries * 4 + (index_t{block} * attend_queries + g) * columns;
+    }
+    [[nodiscard]] MDKV_HD int* slices(int head) const
+    {
+        return reinterpret_cast<int*>(sums(blocks, 0)) + index_t{2} * head;
     }
 };
 
@@ -95,33 +87,31 @@ struct attend_sums
         inverse = no_inverse;
     }
 
-    /// x := weights of 16 tokens of each tile with logits x * factor: [token][query], as multiply_tile leaves them.
-    template <std::size_t Tiles>
-    __device__ void soften(float (&x)[Tiles][4], float2 factor)
+    /// x := weights of 16 tokens with logits x * factor: [token][query], as multiply_tile leaves them.
+    __device__ void soften(float (&x)[4], float2 factor)
     {
         float const by[2]{factor.x, factor.y};
-        float over[Tiles][4];
+        float over[4];
         bool move          = false;
         auto const compare = [&] {
             MDKV_UNROLL
-            for (std::size_t i = 0; i < 4 * Tiles; ++i)
+            for (int i = 0; i < 4; ++i)
             {
-                over[i / 4][i % 4] = fmaf(x[i / 4][i % 4], by[i % 2], -top[i % 2]);
-                move               = move || over[i / 4][i % 4] > most_over;
+                over[i] = fmaf(x[i], by[i % 2], -top[i % 2]);
+                move    = move || over[i] > most_over;
             }
         };
         compare();
         if (device::any(move))
         {
-            MDKV_UNROLL
-            for (std::size_t t = 0; t < Tiles; ++t) { move_tops(x[t], by); }
+            move_tops(x, by);
             compare();
         }
         MDKV_UNROLL
-        for (std::size_t i = 0; i < 4 * Tiles; ++i)
+        for (int i = 0; i < 4; ++i)
         {
-            x[i / 4][i % 4] = device::exp2(over[i / 4][i % 4]);
-            total[i % 2] += x[i / 4][i % 4];
+            x[i] = device::exp2(over[i]);
+            total[i % 2] += x[i];
         }
     }
 
@@ -167,7 +157,8 @@ struct attend_sums
     }
 
     /// Writes the sums times `factor`, in their order, to [query][Columns], of which `width` columns are in use.
-    __device__ void write(int lane, float* to, float const (&factor)[2], storage kind, int width) const
+    template <storage Kind>
+    __device__ __forceinline__ void write(int lane, float* to, float const (&factor)[2], int width) const
     {
         int const g      = lane / 4;
         float const unit = 0x1p24F / inverse;
@@ -183,16 +174,17 @@ struct attend_sums
             {
                 int column = 16 * m + g + i / 2 * 8;
                 float sum  = of[m][i];
-                if (kind != storage::plain)
+                if constexpr (Kind != storage::plain)
                 {
                     int const in_half = 4 * g + m % 2 * 2 + i / 2;
                     column            = in_half < middle ? first + m % 4 / 2 * middle + in_half : width;
-                    sum = sum * unit * (kind == storage::int4 && m % 4 >= 2 ? 0.0625F : 1.0F) + bias[m / 4][i % 2];
+                    sum = sum * unit * (Kind == storage::int4 && m % 4 >= 2 ? 0.0625F : 1.0F) + bias[m / 4][i % 2];
                 }
                 if (column < width) { row[i % 2][column] = sum * factor[i % 2]; }
             }
         }
-        for (int i = lane; i < 8 * Columns; i += device::warp_size)
+        MDKV_ROLLED
+        for (int i = lane; width < Columns && i < attend_queries * Columns; i += device::warp_size)
         {
             if (i % Columns >= width) { to[i] = 0.0F; }
         }

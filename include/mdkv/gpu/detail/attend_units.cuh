@@ -48,14 +48,15 @@ __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int s
     }
 }
 
-/// Begins to copy a tile's n bytes, or all `Size` if there are more, whose addresses are multiples of `align`.
-template <class Rows, bool Values, int Size>
+/// Begins to copy a tile's n bytes, or all `Size` if there are more, or exactly as many if `Exact`, whose addresses are
+/// multiples of `align`.
+template <class Rows, bool Values, int Size, bool Exact>
 __device__ __forceinline__ void copy_tile(int align, int lane, std::byte const* from, int step, int n, std::byte* to)
 {
     int const size = n < Size ? n : Size;
-    if (align >= 16 && n >= Size) { copy_rows<Rows, Values, 16, Size, true>(lane, from, step, size, to); }
-    else if (align >= 8) { copy_rows<Rows, Values, 8, Size, false>(lane, from, step, size, to); }
-    else { copy_rows<Rows, Values, 4, Size, false>(lane, from, step, size, to); }
+    if (align >= 16 && (Exact || n >= Size)) { copy_rows<Rows, Values, 16, Size, true>(lane, from, step, size, to); }
+    else if (align >= 8) { copy_rows<Rows, Values, 8, Size, Exact>(lane, from, step, size, to); }
+    else { copy_rows<Rows, Values, 4, Size, Exact>(lane, from, step, size, to); }
 }
 
 /// A warp's units in its shared memory: `Buffers` buffers that are filled and read in turn.
@@ -105,13 +106,14 @@ struct attend_copies
 };
 
 /// The keys, then the values, of tiles tile, tile + 4, ... below `end`, unit by unit: `buffers` - 1 of them are on their way
-/// while one is worked on.
-template <element T, storage Kind>
+/// while one is worked on. Runs whose keys and values have `Columns` coordinates are copied by constants.
+template <element T, storage Kind, int Columns>
 class attend_units
 {
-    using rows                      = attend_rows<T, Kind>;
-    static constexpr int tokens     = int{tile_tokens};
-    static constexpr int key_unit   = rows::bytes(rows::unit);
+    using rows                    = attend_rows<T, Kind>;
+    static constexpr int tokens   = int{tile_tokens};
+    static constexpr int fixed    = rows::unit < Columns ? rows::unit : Columns; ///< coordinates of a unit of such runs
+    static constexpr int key_unit = rows::bytes(rows::unit);
     static constexpr int value_unit = rows::coded ? key_unit : copied_row;
 
 public:
@@ -143,14 +145,15 @@ public:
         next_value_         = run.values.begin + begin * run.values.token_bytes
                       + (rows::coded ? first_value / rows::group * rows::group_bytes : first_value * 2);
         MDKV_ROLLED
-        for (int i = 0; i < rows::buffers - 1; ++i) { stage(buffers_[i]); }
+        for (int i = 0; i < rows::buffers - 1; ++i) { stage<false>(buffers_[i]); }
     }
 
     /// Waits for the next unit and begins to copy another one to the buffer of the unit before.
+    template <bool Fixed>
     [[nodiscard]] __device__ std::byte* next()
     {
         buffers_.wait();
-        stage(buffers_.free());
+        stage<Fixed>(buffers_.free());
         return buffers_.take();
     }
     /// Waits until nothing is on its way.
@@ -166,21 +169,23 @@ private:
         return static_cast<int>(all & (~all + 1U));
     }
 
+    template <bool Fixed>
     __device__ void stage(std::byte* to)
     {
-        // Most codes come in pairs of tiles (attend_pairs): registers for addresses of the others are not worth it.
-        int const lane = rows::coded ? device::thread_again() % device::warp_size : lane_;
+        int const lane = Fixed ? lane_ : device::thread_again() % device::warp_size;
         if (tiles_ > 0)
         {
             if (keys_left_ > 0)
             {
-                copy_tile<rows, false, key_unit>(copies_.align, lane, next_key_, 0, keys_left_, to);
+                constexpr int size = Fixed ? rows::bytes(fixed) : key_unit;
+                copy_tile<rows, false, size, Fixed>(copies_.align, lane, next_key_, 0, keys_left_, to);
                 next_key_ += key_unit;
                 keys_left_ -= key_unit;
             }
             else
             {
-                copy_tile<rows, true, value_unit>(
+                constexpr int size = !rows::coded ? copied_row : Fixed ? rows::bytes(fixed) : key_unit;
+                copy_tile<rows, true, size, Fixed>(
                     copies_.align, lane, next_value_, rows::coded ? 0 : copies_.value_step, values_left_, to);
                 next_value_ += value_unit;
                 values_left_ -= value_unit;

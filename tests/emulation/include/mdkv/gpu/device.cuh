@@ -52,6 +52,11 @@ template <class T>
 {
     return emulation::exchange(value, "shuffle_xor").of(lane() ^ mask);
 }
+template <class T>
+[[nodiscard]] T shuffle(T value, int from)
+{
+    return emulation::exchange(value, "shuffle").of(from);
+}
 [[nodiscard]] inline unsigned ballot(bool yes)
 {
     auto const all = emulation::exchange(yes, "ballot");
@@ -81,14 +86,9 @@ void atomic_min(T* to, T value)
     *to = value < *to ? value : *to;
 }
 
-inline std::uint32_t atomic_next(std::uint32_t* number, std::uint32_t last)
-{
-    std::uint32_t const before = *number;
-    *number                    = before >= last ? 0 : before + 1;
-    return before;
-}
-/// Blocks run one after another: each sees the writes of those before.
-inline void fence()
+inline void prefetch(void const* /*from*/)
+{}
+inline void stamp(int /*number*/)
 {}
 
 [[nodiscard]] inline std::byte* shared_memory()
