@@ -314,6 +314,17 @@ words() {
     if python3 "$mdkv_root/tests/tools/word_check.py"; then note PASSED words; else note FAILED "words (tests/tools/word_check.py --list)"; fi
 }
 
+# size: no folder of the headers, the tests, the examples or the benchmarks has grown
+size() {
+    if ! git -C "$mdkv_root" rev-parse >/dev/null 2>&1; then
+        note SKIPPED "size: takes a clone"
+    elif python3 "$mdkv_root/tests/tools/size.py"; then
+        note PASSED size
+    else
+        note FAILED "size (tests/tools/size.py)"
+    fi
+}
+
 # tags: ctags, which reads no macros, finds what the headers declare, as editors do
 tags() {
     local found name
@@ -481,6 +492,7 @@ if [[ -n ${MDKV_LLAMA_CPP:-} ]]; then
 else
     note SKIPPED "llama_cpp/backend: MDKV_LLAMA_CPP names no llama.cpp (bash examples/setup.sh llama-cpp builds one)"
 fi
+size
 if [[ $all == OFF ]]; then
     leg release '' '' "${release[@]}"
 else
