@@ -40,52 +40,24 @@ function(mdkv_add_cuda_layers output name)
     set(${output} "${object}" PARENT_SCOPE)
 endfunction()
 
-# What mdkv_run is compiled for: as MDKV_ARCH says, or three times, for the program mdkv_run to choose from at start.
-set(MDKV_RUNNER_INSTRUCTIONS native CACHE STRING
-    "mdkv_run: native (compiled once, as MDKV_ARCH says) or several (x86-64, AVX2, AVX-512 VNNI; takes three times as long)")
-set_property(CACHE MDKV_RUNNER_INSTRUCTIONS PROPERTY STRINGS native several)
-set(mdkv_runner_variants "") # of mdkv_run-VARIANT; examples/runner/launcher.cpp knows their names
-set(mdkv_any_processor "")
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
-    set(mdkv_any_processor -march=x86-64)
-endif()
-if(MDKV_RUNNER_INSTRUCTIONS STREQUAL "several")
-    if(NOT mdkv_any_processor)
-        message(FATAL_ERROR "MDKV_RUNNER_INSTRUCTIONS is several; there are several for x86-64 only")
+set(mdkv_runner_layers "${PROJECT_SOURCE_DIR}/examples/runner/no_cuda_layers.cpp")
+if(mdkv_runner_on_cuda)
+    set(march "")
+    if(MDKV_ARCH)
+        set(march "-march=${MDKV_ARCH}")
     endif()
-    set(mdkv_runner_variants x86-64 x86-64-v3 x86-64-v4-vnni)
-elseif(NOT MDKV_RUNNER_INSTRUCTIONS STREQUAL "native")
-    message(FATAL_ERROR "MDKV_RUNNER_INSTRUCTIONS is ${MDKV_RUNNER_INSTRUCTIONS}; it must be native or several")
+    mdkv_add_cuda_layers(mdkv_runner_layers mdkv_runner ${march})
 endif()
-
-# mdkv_add_runner(NAME FLAGS MACHINE...): all of the runner but main.cpp; FLAGS is the library of its compile options, MACHINE
-# those of them that choose the processor
-function(mdkv_add_runner name flags)
-    set(layers "${PROJECT_SOURCE_DIR}/examples/runner/no_cuda_layers.cpp")
-    if(mdkv_runner_on_cuda)
-        mdkv_add_cuda_layers(layers ${name} ${ARGN})
-    endif()
-    add_library(${name} STATIC "${PROJECT_SOURCE_DIR}/examples/runner/sequence_cache.cpp" "${layers}")
-    target_include_directories(${name} PUBLIC "${PROJECT_SOURCE_DIR}/examples" "${PROJECT_SOURCE_DIR}/examples/runner"
-        "${PROJECT_SOURCE_DIR}/bench/quality")
-    target_link_libraries(${name} PRIVATE ${flags} ${mdkv_runner_libraries}
-        PUBLIC mdkv::mdkv Eigen3::Eigen PkgConfig::PCRE2 nlohmann_json::nlohmann_json)
-endfunction()
-set(mdkv_runner_machine "")
-if(MDKV_ARCH)
-    set(mdkv_runner_machine "-march=${MDKV_ARCH}")
-endif()
-mdkv_add_runner(mdkv_runner mdkv_build_flags ${mdkv_runner_machine})
-foreach(variant IN LISTS mdkv_runner_variants)
-    string(REPLACE "-vnni" ";-mavx512vnni" march "-march=${variant}")
-    add_library(mdkv_flags-${variant} INTERFACE)
-    target_link_libraries(mdkv_flags-${variant} INTERFACE mdkv_warnings)
-    target_compile_options(mdkv_flags-${variant} INTERFACE ${march} $<$<BOOL:${MDKV_UNOPTIMISED_BENCH}>:-O0>)
-    mdkv_add_runner(mdkv_runner-${variant} mdkv_flags-${variant} ${march})
-endforeach()
+# All of the runner but main.cpp.
+add_library(mdkv_runner STATIC "${PROJECT_SOURCE_DIR}/examples/runner/sequence_cache.cpp" "${mdkv_runner_layers}")
+target_include_directories(mdkv_runner PUBLIC "${PROJECT_SOURCE_DIR}/examples" "${PROJECT_SOURCE_DIR}/examples/runner")
+target_link_libraries(mdkv_runner PRIVATE mdkv_build_flags ${mdkv_runner_libraries}
+    PUBLIC mdkv::mdkv Eigen3::Eigen PkgConfig::PCRE2 nlohmann_json::nlohmann_json)
 
 # Sources of a program that ends, saying why, where the processor lacks what it is compiled for.
 add_library(mdkv_needs_processor OBJECT "${PROJECT_SOURCE_DIR}/examples/runner/needs_processor.cpp")
 target_link_libraries(mdkv_needs_processor PRIVATE mdkv_warnings)
-target_compile_options(mdkv_needs_processor PRIVATE ${mdkv_any_processor})
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
+    target_compile_options(mdkv_needs_processor PRIVATE -march=x86-64)
+endif()
 set(mdkv_processor_check $<TARGET_OBJECTS:mdkv_needs_processor> "${PROJECT_SOURCE_DIR}/examples/runner/compiled_for.cpp")

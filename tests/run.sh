@@ -117,7 +117,7 @@ python_crosschecks() {
         note FAILED "cross-checks: their programs were not built"
         return
     elif ! (setup_python) || ! "$mdkv_cache/venv/bin/python" -m pip install -q --disable-pip-version-check \
-        numpy gguf==0.19.0 jinja2 tokenizers mistral_common==1.13.1 sentencepiece==0.2.3 >"$build/pip.log" 2>&1; then
+        numpy gguf==0.19.0 jinja2 tokenizers >"$build/pip.log" 2>&1; then
         reason="PyPI is out of reach (log: $build/pip.log)"
     fi
     if [[ -n $reason ]]; then
@@ -149,17 +149,6 @@ python_crosschecks() {
     done
 }
 
-# scores_crosscheck: scores by public packages against recorded ones; needs no model
-scores_crosscheck() {
-    local python=$mdkv_cache/venv/bin/python
-    if ! (setup_python) || ! { "$python" -m pip install -q --disable-pip-version-check -r "$mdkv_root/bench/quality/score_answers.txt" &&
-        "$python" -m pip install -q --disable-pip-version-check --no-deps lm-eval==0.4.13; } >"$build/pip.log" 2>&1; then
-        note SKIPPED "crosscheck_scores: PyPI is out of reach (log: $build/pip.log)"
-    else
-        crosscheck crosscheck_scores "$python" "$mdkv_root/tests/tools/crosscheck_scores.py"
-    fi
-}
-
 # python_package: the package for Python as pip builds it, and its tests with two versions of transformers, kvpress and LMCache
 python_package() {
     local tests=$mdkv_root/examples/python/tests folder=$build/python log=$build/python.log name
@@ -186,8 +175,6 @@ python_package() {
         tail -n 40 "$log.cuda"
         note FAILED "python: the build with CUDA"
     fi
-    local -x MDKV_RUN=
-    if [[ -x $build/release/examples/mdkv_run ]]; then MDKV_RUN=$build/release/examples/mdkv_run; fi
     for name in new kvpress lmcache; do
         if [[ $name == kvpress ]]; then
             local -x MDKV_SECOND_MODEL= # one version of transformers runs the larger model
@@ -203,14 +190,6 @@ python_package() {
             note FAILED "python-$name: no test ran"
         fi
     done
-    local seed=$RANDOM
-    if "$mdkv_cache/python-kvpress/bin/python" "$mdkv_root/tests/tools/record_press.py" "$folder/press.json" "$seed" >"$log.press" 2>&1 &&
-        MDKV_PRESS_SCORES=$folder/press.json "$build/release/tests/mdkv_evaluation_tests" -sf='*policies/press.cpp' >>"$log.press" 2>&1; then
-        note PASSED "kvpress's scores of seed $seed"
-    else
-        tail -n 40 "$log.press"
-        note FAILED "kvpress's scores of seed $seed"
-    fi
 }
 
 # other_compilers: small programs as other projects compile them
@@ -372,9 +351,9 @@ aarch64() {
         'every policy stays within its bytes*' 'a long generation*s cache never takes more*' '*with any bit of it flipped is refused or can be used')
     local forks=('a forked child*' 'pools end in a forked child*')
     local bits=('a cache of many parts*' 'a batch of sequences gives*' 'a batch asks for the scratch*') # the same on every processor
-    local first='unit/[a-z_]*|(comm|core|cpu|detail|engine|replay|stages|runner|policies)/.*|evaluation/(answer_log|chat_parts|json_lines|metrics|process_memory|summary)'
+    local first='unit/[a-z_]*|(comm|core|cpu|detail|engine|replay|stages|runner|systems)/.*'
     local again='cpu/simd|attend|(stages/)?pack' name
-    leg aarch64-i8mm 'mdkv_tests mdkv_layer_tests mdkv_runner_tests mdkv_evaluation_tests' '-L doctest -E ^recorded$' "${options[@]}" \
+    leg aarch64-i8mm 'mdkv_tests mdkv_layer_tests mdkv_runner_tests' '-L doctest -E ^recorded$' "${options[@]}" \
         -DMDKV_ARCH=armv8.2-a+dotprod+i8mm "-DMDKV_TEST_SOURCES=/($first)\\.cpp\$" "-DMDKV_TEST_CASES_LEFT_OUT=$(joined "${long[@]}" "${forks[@]}")"
     options+=("-DMDKV_TEST_SOURCES=/($again)\\.cpp\$" "-DMDKV_TEST_CASES_LEFT_OUT=$(joined "${bits[@]}")")
     leg aarch64-dotprod mdkv_tests "-R ^($again)\$" "${options[@]}" -DMDKV_ARCH=armv8.2-a+dotprod
@@ -388,9 +367,6 @@ aarch64() {
     done
     for name in "${bits[@]}"; do
         note SKIPPED "aarch64-dotprod, aarch64-armv8: $name: runs in aarch64-i8mm only"
-    done
-    for name in evaluate needle profile ruler run_head_scores sample_file; do
-        note SKIPPED "aarch64/evaluation/$name: not compiled for Arm, because it takes the compiler long"
     done
 }
 
@@ -421,10 +397,9 @@ sanitizers() {
     sanitized asan '(unit|apps/llama_cpp)' "$targets" '-L doctest|compiler -E header_checks' "${more[@]}"
 }
 
-# sanitizers_of_apps: the tests of runner, policies and evaluations, whose runner takes minutes to compile
+# sanitizers_of_apps: the tests of the runner, which takes minutes to compile
 sanitizers_of_apps() {
-    sanitized asan-apps 'apps/(runner|policies|evaluation)' 'mdkv_runner_tests mdkv_evaluation_tests' \
-        '-R ^(runner|policies|evaluation)/' -DMDKV_BUILD_EMULATED_TESTS=OFF
+    sanitized asan-apps 'apps/(runner|systems)' mdkv_runner_tests '-R ^(runner|systems)/' -DMDKV_BUILD_EMULATED_TESTS=OFF
 }
 
 # gpu_programs: tests and benchmarks for a GPU through nvcc; the tests' PTX is executed without one
@@ -517,7 +492,6 @@ else
     [[ -n $had_ccache ]] || export CCACHE_DISABLE=1 # no other leg compiles the same twice
     part python 42 python_package
     part cross-checks 14 python_crosschecks
-    part scores 4 scores_crosscheck
     unset MDKV_SECOND_MODEL # an emulator and sanitizers take too long over it
     part sanitizers 65 sanitizers
     part reference 4 reference

@@ -21,7 +21,6 @@
 
 #include <mdkv/mdkv.hpp>
 
-#include "policies/packed_cache.hpp"
 #include "runner/common_options.hpp"
 #include "runner/eigen.hpp"
 #include "runner/policies.hpp"
@@ -29,6 +28,7 @@
 #include "runner/scratch_memory.hpp"
 #include "runner/sequence_cache.hpp"
 #include "runner/session.hpp"
+#include "runner/systems/packed_cache.hpp"
 #include "support/packed.hpp"
 
 namespace

@@ -18,10 +18,10 @@
 
 #include <doctest/doctest.h>
 
-#include "policies/policy_prompt.hpp"
 #include "runner/gguf.hpp"
 #include "runner/language_model.hpp"
 #include "runner/prefill.hpp"
+#include "runner/systems/policy_prompt.hpp"
 #include "runner/tokenizer.hpp"
 #include "support/host.hpp"
 #include "support/ranks.hpp"
