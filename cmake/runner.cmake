@@ -49,10 +49,11 @@ if(mdkv_runner_on_cuda)
     mdkv_add_cuda_layers(mdkv_runner_layers mdkv_runner ${march})
 endif()
 # All of the runner but main.cpp.
+add_library(mdkv_runner_headers INTERFACE)
+target_include_directories(mdkv_runner_headers INTERFACE "${PROJECT_SOURCE_DIR}/examples" "${PROJECT_SOURCE_DIR}/examples/runner")
+target_link_libraries(mdkv_runner_headers INTERFACE mdkv::mdkv Eigen3::Eigen PkgConfig::PCRE2 nlohmann_json::nlohmann_json)
 add_library(mdkv_runner STATIC "${PROJECT_SOURCE_DIR}/examples/runner/sequence_cache.cpp" "${mdkv_runner_layers}")
-target_include_directories(mdkv_runner PUBLIC "${PROJECT_SOURCE_DIR}/examples" "${PROJECT_SOURCE_DIR}/examples/runner")
-target_link_libraries(mdkv_runner PRIVATE mdkv_build_flags ${mdkv_runner_libraries}
-    PUBLIC mdkv::mdkv Eigen3::Eigen PkgConfig::PCRE2 nlohmann_json::nlohmann_json)
+target_link_libraries(mdkv_runner PRIVATE mdkv_build_flags ${mdkv_runner_libraries} PUBLIC mdkv_runner_headers)
 
 # Sources of a program that ends, saying why, where the processor lacks what it is compiled for.
 add_library(mdkv_needs_processor OBJECT "${PROJECT_SOURCE_DIR}/examples/runner/needs_processor.cpp")

@@ -28,10 +28,9 @@ mdkv_cache=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/mdkv
 mdkv_build_packages=(g++ cmake ninja-build pkg-config python3 python3-venv ca-certificates
     libeigen3-dev nlohmann-json3-dev libcli11-dev libpcre2-dev)
 mdkv_test_packages=(doctest-dev librapidcheck-dev)
-mdkv_all_test_packages=(libbenchmark-dev libboost-context-dev) # for tests/run.sh --all, and for benchmarks
-mdkv_bare_packages=(mmdebstrap git ccache)                    # for tests/bare.sh, which --all does without
-mdkv_count_packages=(valgrind)                                # for tests/run.sh --all, which does without
-mdkv_mpi_packages=(libopenmpi-dev openmpi-bin)                # likewise
+mdkv_all_test_packages=(libbenchmark-dev libboost-context-dev) # for benchmarks and the emulated GPU
+mdkv_bare_packages=(mmdebstrap git ccache)                    # for tests/bare.sh
+mdkv_mpi_packages=(libopenmpi-dev openmpi-bin)                # for tests/run.sh --daily, which does without
 mdkv_aarch64_packages=(g++-aarch64-linux-gnu qemu-user)       # likewise
 mdkv_reference_packages=(doxygen)                             # likewise
 mdkv_tag_packages=(universal-ctags)                           # likewise
@@ -754,7 +753,7 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
     case ${1:-all} in
         all)
             setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}" "${mdkv_all_test_packages[@]}" \
-                "${mdkv_count_packages[@]}" "${mdkv_mpi_packages[@]}" "${mdkv_reference_packages[@]}"
+                "${mdkv_mpi_packages[@]}" "${mdkv_reference_packages[@]}"
             setup_compiler
             setup_cuda_headers
             setup_model

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Counts the instructions of every stage of the CPU backend under callgrind and compares them with recorded ones.
 
-    instruction_counts.py --folder FOLDER [--compiler C++] [--record] [--limit PERCENT]
+    python3 bench/instructions/count.py --folder FOLDER [--compiler C++] [--record] [--limit PERCENT]
 
-Compiles tests/build/growth/stages.cpp in FOLDER for one instruction set, whatever the machine has, and runs it once on one thread.
+Compiles stages.cpp in FOLDER for one instruction set, whatever the machine has, and runs it once on one thread.
 Counts repeat, unlike times: a stage that executes over 5 % more than recorded is reported in a line `WARNING: ...`; it does not
-fail, for the growth may be meant. --record writes tests/data/instruction_counts.txt anew. Another compiler or C library counts
+fail, for the growth may be meant. --record writes recorded.txt anew. Another compiler or C library counts
 otherwise: the recorded figures are then not compared, and a line `SKIPPED: ...` says so.
 Exit status: 0, 1 if something failed or a stage is not recorded, 77 where callgrind is missing or nothing can be compared.
 """
@@ -18,12 +18,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-RECORDED = ROOT / "tests/data/instruction_counts.txt"
-SOURCE = ROOT / "tests/build/growth/stages.cpp"
+RECORDED = ROOT / "bench/instructions/recorded.txt"
+SOURCE = ROOT / "bench/instructions/stages.cpp"
 FLAGS = "-std=c++20 -O3 -march=x86-64-v3"
 # Names that the loader looks up at a first call would count as that stage's.
 LINK_FLAGS = "-Wl,-z,now -pthread"
-RECORD = "python3 tests/tools/instruction_counts.py --folder build/growth --record"
+RECORD = "python3 bench/instructions/count.py --folder build/instructions --record"
 
 
 def skip(reason):

@@ -1,5 +1,5 @@
 // Runs every stage of the CPU backend on fixed data and one thread, for callgrind, which counts the instructions of each;
-// tests/tools/instruction_counts.py compiles, runs and compares. Without callgrind it prints the stages' names.
+// count.py compiles, runs and compares. Without callgrind it prints the stages' names.
 #include <mdkv/mdkv.hpp>
 
 #include <algorithm>
@@ -92,8 +92,8 @@ struct layer
     block<half> v             = rows(heads * (tokens + window), 3, 0.0F);
     layer_view<host, half> of = split_window(on, in(on, q.data(), heads* group, window, dim),
         in(on, k.data(), heads, tokens + window, dim), in(on, v.data(), heads, tokens + window, dim), window);
-    prompt_rows<host, half> all{of.queries, in(on, k.data(), heads, tokens + window, dim),
-        in(on, v.data(), heads, tokens + window, dim)};
+    prompt_rows<host, half> all{
+        of.queries, in(on, k.data(), heads, tokens + window, dim), in(on, v.data(), heads, tokens + window, dim)};
     layer_shape shape{heads, group, tokens, window, {dim, dim}, sizeof(half)};
 };
 
@@ -247,9 +247,7 @@ void stages_of_decoding(layer const& x)
     host const on;
     cpu::cache<half> cache;
     auto const compressed = [&](char const* name, preset const& chosen) {
-        run_stage(name, [&](host const& with) {
-            compress(with, x.all, chosen, budget::kv_size(160), cache);
-        });
+        run_stage(name, [&](host const& with) { compress(with, x.all, chosen, budget::kv_size(160), cache); });
     };
     compressed("compress paper", presets::paper);
     compressed("compress by_window", presets::by_window);
