@@ -37,7 +37,6 @@ program=$build/tests/gpu/gpu_tests
 if [[ ! -f $build/complete ]]; then
     setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}" "${mdkv_all_test_packages[@]}"
     setup_compiler
-    setup_cuda_headers
     say "gpu: building for compute capability $architecture (log: $build/build.log)"
     configure "$build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_CUDA=ON \
         -DMDKV_CUDA_ARCHITECTURES="$architecture" -DMDKV_CUDA_PROGRAM_ARCHITECTURES="$architecture" >"$build/build.log" 2>&1 || die 1 "see $build/build.log"

@@ -44,8 +44,7 @@ done
 build=${MDKV_TEST_BUILD_DIR:-$mdkv_root/build/tests}
 jobs=$(build_jobs)
 results=() seconds=()
-no_gpu=(-DMDKV_CUDA=OFF -DMDKV_BUILD_EMULATED_TESTS=OFF)
-small=(-DMDKV_BUILD_BENCH=OFF "${no_gpu[@]}")
+small=(-DMDKV_BUILD_BENCH=OFF -DMDKV_CUDA=OFF)
 
 # --- every day -------------------------------------------------------------------------------------------------------
 
@@ -110,7 +109,7 @@ gpu_leg() {
     if has_nvcc; then
         setup_cuda_tools
         leg "$1" "$2" "-R $3" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_UNOPTIMISED_BENCH=ON \
-            -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_EMULATED_TESTS=OFF -DMDKV_BUILD_BENCH=OFF "${@:4}"
+            -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_BUILD_BENCH=OFF "${@:4}"
     else
         note SKIPPED "$1: there is no nvcc"
     fi
@@ -178,7 +177,7 @@ part_compilers() {
     fi
     setup_packages "${mdkv_all_test_packages[@]}"
     leg benches bench/all '-R ^(consumer|packaging)/' -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_UNOPTIMISED_BENCH=ON \
-        -DMDKV_TEST_SOURCES=/version -DMDKV_BUILD_EXAMPLES=OFF "${no_gpu[@]}"
+        -DMDKV_TEST_SOURCES=/version -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_CUDA=OFF
     gpu_leg gpu-benches mdkv_gpu_bench '^consumer/(install|cuda)$' -DMDKV_TEST_SOURCES=/version -DMDKV_BUILD_BENCH=ON
 }
 
