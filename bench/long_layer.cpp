@@ -22,9 +22,12 @@
 #include <thread>
 #include <vector>
 
+#include <malloc.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "bench.hpp"
-#include "bench/quality/evaluation/process_memory.hpp"
-#include "examples/runner/scratch_memory.hpp"
 
 namespace
 {
@@ -100,14 +103,40 @@ struct taken
 struct stage_runner
 {
     cpu::executor_ref executor;
-    runner::scratch_memory scratch{};
+    workspace scratch{cpu::host_memory{}};
 
-    void operator()(auto const& stage) { scratch.run(executor, stage); }
+    void operator()(auto const& stage) { stage(host{&scratch, executor}); }
 };
+
+/// Most resident bytes of this process since it began.
+[[nodiscard]] index_t peak_bytes()
+{
+    rusage used{};
+    getrusage(RUSAGE_SELF, &used);
+    return index_t{1024} * used.ru_maxrss;
+}
+
+/// Calls body() in a copy of this process, whose peak begins at what the copy holds.
+/// \throws mdkv::error   the copy did not come to its end
+void in_child_process(auto const& body)
+{
+    malloc_trim(0); // freed pages of earlier work would count as the copy's
+    std::fflush(nullptr);
+    pid_t const child = fork();
+    if (child == 0)
+    {
+        body();
+        std::fflush(nullptr);
+        _exit(0);
+    }
+    int status = 1;
+    waitpid(child, &status, 0);
+    expects(child > 0 && status == 0, "bench_long_layer: the measuring process ended with status ", status);
+}
 
 taken compress_layer(long_prompt const& of, preset chosen, int threads)
 {
-    std::int64_t const before = runner::memory_of_this_process().peak;
+    index_t const before = peak_bytes();
     cpu::thread_pool pool{threads};
     stage_runner run{pool};
     chosen.stand_ins = 0; // they need log-sum-exps
@@ -143,7 +172,7 @@ taken compress_layer(long_prompt const& of, preset chosen, int threads)
     found.scratch = run.scratch.bytes();
     found.losses  = static_cast<index_t>(state.bytes());
     found.arena   = cache.arena_bytes();
-    found.peak    = runner::memory_of_this_process().peak - before;
+    found.peak    = peak_bytes() - before;
     return found;
 }
 
@@ -151,7 +180,7 @@ taken compress_layer(long_prompt const& of, preset chosen, int threads)
 /// \throws mdkv::error   a chunk's end leaves more than the limit, and the slack of a preset that has some
 taken read_layer(index_t tokens, preset const& chosen, int threads)
 {
-    std::int64_t const before = runner::memory_of_this_process().peak;
+    index_t const before = peak_bytes();
     cpu::thread_pool pool{threads};
     stage_runner run{pool};
     reader_options const options{.limit = budget::fraction(1, 16)};
@@ -190,7 +219,7 @@ taken read_layer(index_t tokens, preset const& chosen, int threads)
         }
     });
     found.scratch = run.scratch.bytes() + state.bytes();
-    found.peak    = runner::memory_of_this_process().peak - before;
+    found.peak    = peak_bytes() - before;
     return found;
 }
 
@@ -216,17 +245,14 @@ int run_all(int count, char** arguments)
         "| preset | scratch MB | losses at hand MB | cache MB | peak above the input MB | of the input | bytes a "
         "token and head | seconds |\n|:--|--:|--:|--:|--:|--:|--:|--:|\n");
     auto const print = [&](std::string const& name, auto const& measure) {
-        std::string const found = runner::in_child_process([&] {
+        in_child_process([&] {
             taken const x = measure();
-            char line[256];
-            std::snprintf(line, sizeof line, "| %s | %.1f | %.1f | %.1f | %.1f | %.1f %% | %.1f | %.2f |", name.c_str(),
+            std::printf("| %s | %.1f | %.1f | %.1f | %.1f | %.1f %% | %.1f | %.2f |\n", name.c_str(),
                 static_cast<double>(x.scratch) / 1e6, static_cast<double>(x.losses) / 1e6,
                 static_cast<double>(x.arena) / 1e6, static_cast<double>(x.peak) / 1e6,
                 100 * static_cast<double>(x.peak) / input,
                 static_cast<double>(x.peak) / static_cast<double>(heads * tokens), x.seconds);
-            return std::string{line};
         });
-        std::puts(found.c_str());
     };
     for (preset const& chosen : {presets::any_question, presets::best})
     {

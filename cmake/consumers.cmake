@@ -3,13 +3,9 @@
 set(consumer_root "${PROJECT_BINARY_DIR}/consumers")
 set(consumer_prefix "${consumer_root}/prefix")
 
-# They expect the version that the vcpkg port repeats, of the package and of the header.
-set(consumer_manifest "${PROJECT_SOURCE_DIR}/cmake/packaging/vcpkg/ports/mdkv/vcpkg.json")
-set_property(DIRECTORY "${PROJECT_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${consumer_manifest}")
-file(READ "${consumer_manifest}" consumer_version)
-string(JSON consumer_version GET "${consumer_version}" version)
+# They expect the project's version of the package and of the header.
 set(consumer_options "-DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}" "-DCMAKE_IGNORE_PATH=${CMAKE_IGNORE_PATH}"
-    "-DMDKV_EXPECTED_VERSION=${consumer_version}")
+    "-DMDKV_EXPECTED_VERSION=${PROJECT_VERSION}")
 
 add_test(NAME consumer/install
     COMMAND "${CMAKE_COMMAND}" --install "${PROJECT_BINARY_DIR}" --prefix "${consumer_prefix}")
@@ -18,18 +14,18 @@ set_tests_properties(consumer/install PROPERTIES FIXTURES_SETUP mdkv_installed)
 add_test(NAME consumer/find_package
     COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/build/consumer/find_package" "${consumer_root}/find_package"
         --build-generator "${CMAKE_GENERATOR}" --build-options ${consumer_options} "-DCMAKE_PREFIX_PATH=${consumer_prefix}"
-        --test-command consumer "${consumer_version}")
+        --test-command consumer "${PROJECT_VERSION}")
 add_test(NAME consumer/fetch_content
     COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/build/consumer/fetch_content" "${consumer_root}/fetch_content"
         --build-generator "${CMAKE_GENERATOR}" --build-options ${consumer_options} "-DMDKV_SOURCE=${PROJECT_SOURCE_DIR}"
-        --test-command consumer "${consumer_version}")
+        --test-command consumer "${PROJECT_VERSION}")
 add_test(NAME consumer/parent
     COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/build/consumer/parent" "${consumer_root}/parent"
         --build-generator "${CMAKE_GENERATOR}" --build-options ${consumer_options} "-DMDKV_SOURCE=${PROJECT_SOURCE_DIR}"
         --test-command consumer)
 add_test(NAME consumer/pkg_config
     COMMAND bash "${CMAKE_CURRENT_SOURCE_DIR}/build/consumer/pkg_config/build.sh" "${CMAKE_CXX_COMPILER}" "${consumer_prefix}"
-        "${mdkv_pkgconfig_dir}" "${consumer_version}" "${consumer_root}/pkg_config")
+        "${mdkv_pkgconfig_dir}" "${PROJECT_VERSION}" "${consumer_root}/pkg_config")
 if(MDKV_NVCC AND MDKV_BUILD_GPU_PROGRAMS)
     add_test(NAME consumer/cuda
         COMMAND "${CMAKE_CTEST_COMMAND}" --build-and-test "${CMAKE_CURRENT_SOURCE_DIR}/build/consumer/cuda" "${consumer_root}/cuda"

@@ -17,7 +17,7 @@ if(NOT MDKV_CUDA STREQUAL "OFF")
     elseif(MDKV_CUDA STREQUAL "ON")
         message(FATAL_ERROR "MDKV_CUDA is ON and there is no nvcc on the PATH or below CUDAToolkit_ROOT, CUDA_PATH, CUDA_HOME")
     else()
-        message(STATUS "mdkv: no nvcc; the kernels are run by the emulated GPU only")
+        message(STATUS "mdkv: no nvcc; the kernels are not compiled")
     endif()
 endif()
 

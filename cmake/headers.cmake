@@ -1,4 +1,4 @@
-# Public headers: each compiles alone and twice, all of them link together, each has a test of its name.
+# Public headers: each compiles alone and twice, all of them link together.
 
 # One source per header that includes it twice and nothing else. Linking them into one program finds what is defined in
 # a header without being inline.
@@ -19,5 +19,3 @@ target_link_libraries(mdkv_header_checks PRIVATE mdkv::mdkv mdkv_warnings $<$<BO
 target_compile_options(mdkv_header_checks PRIVATE -O0)
 add_test(NAME header_checks COMMAND mdkv_header_checks)
 set_tests_properties(header_checks PROPERTIES LABELS compiler)
-
-add_test(NAME mirror_rule COMMAND "${CMAKE_COMMAND}" -DROOT=${PROJECT_SOURCE_DIR} -P "${PROJECT_SOURCE_DIR}/cmake/mirror_rule.cmake")

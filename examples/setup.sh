@@ -3,7 +3,6 @@
 #
 #   source examples/setup.sh              the functions below
 #   bash examples/setup.sh                everything a build, the quick start and the tests need
-#   bash examples/setup.sh header-wheels  only the CUDA headers, from the wheels even where a toolkit is installed
 #   bash examples/setup.sh words          only the word lists of RULER's generated tasks
 #   bash examples/setup.sh quality-texts  only the texts that ratio sets are compared on (docs/lab/2026-11/quality.md)
 #   bash examples/setup.sh llama-cpp      only llama.cpp, for examples/llama_cpp
@@ -16,7 +15,6 @@
 #   XDG_CACHE_HOME         the cache is $XDG_CACHE_HOME/mdkv, otherwise ~/.cache/mdkv
 #   MDKV_MODEL, MDKV_TEXT  a GGUF file and a text of one's own
 #   MDKV_SECOND_MODEL      a GGUF file of one's own in place of the second model
-#   MDKV_CUDA_HEADERS_DIR  a folder with the unpacked CUDA header wheels
 #   MDKV_LLAMA_CPP         sources of llama.cpp of one's own, built in their folder build, or in MDKV_LLAMA_CPP_BUILD
 #   MDKV_SKIP_PACKAGES=1   do not look for apt packages (other distributions)
 #   CXX                    the compiler
@@ -28,10 +26,9 @@ mdkv_cache=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/mdkv
 mdkv_build_packages=(g++ cmake ninja-build pkg-config python3 python3-venv ca-certificates
     libeigen3-dev nlohmann-json3-dev libcli11-dev libpcre2-dev)
 mdkv_test_packages=(doctest-dev librapidcheck-dev)
-mdkv_all_test_packages=(libbenchmark-dev libboost-context-dev) # for tests/run.sh --all, and for benchmarks
-mdkv_bare_packages=(mmdebstrap git ccache)                    # for tests/bare.sh, which --all does without
-mdkv_count_packages=(valgrind)                                # for tests/run.sh --all, which does without
-mdkv_mpi_packages=(libopenmpi-dev openmpi-bin)                # likewise
+mdkv_all_test_packages=(libbenchmark-dev)                      # for benchmarks
+mdkv_bare_packages=(mmdebstrap git ccache)                    # for tests/bare.sh
+mdkv_mpi_packages=(libopenmpi-dev openmpi-bin)                # for tests/run.sh --daily, which does without
 mdkv_aarch64_packages=(g++-aarch64-linux-gnu qemu-user)       # likewise
 mdkv_reference_packages=(doxygen)                             # likewise
 mdkv_tag_packages=(universal-ctags)                           # likewise
@@ -51,8 +48,6 @@ second_model_sha256=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4
 
 # What looks into compiled kernels; a toolkit may come without.
 cuda_tool_wheels=(nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37)
-
-header_wheels=(nvidia-cuda-cccl==13.3.5.0.6 nvidia-cuda-runtime==13.5.37 nvidia-cuda-crt==13.5.37)
 
 text_package=debian-handbook # GPL-2+ or CC-BY-SA-3.0
 
@@ -625,71 +620,7 @@ setup_aarch64() {
     say "arm64 libraries: $mdkv_aarch64"
 }
 
-# --- CUDA headers ----------------------------------------------------------------------------------------------------
-
-# toolkit_with_headers: prints the folder of a CUDA toolkit whose host headers can be used (tests/emulation/cuda_headers.cmake
-# looks in the same places)
-toolkit_with_headers() {
-    local roots=("${CUDAToolkit_ROOT:-}" "${CUDA_PATH:-}" "${CUDA_HOME:-}") root nvcc
-    if nvcc=$(command -v nvcc); then
-        roots+=("$(dirname "$(dirname "$(readlink -f "$nvcc")")")")
-    fi
-    roots+=(/usr/local/cuda /opt/cuda /usr/local/cuda-[0-9]*)
-    for root in "${roots[@]}"; do
-        if [[ -n $root && -f $root/include/cuda_fp16.h && -f $root/include/crt/host_defines.h ]] &&
-            [[ -f $root/include/cccl/cuda/std/mdspan || -f $root/include/cuda/std/mdspan ]]; then
-            printf '%s\n' "$root"
-            return
-        fi
-    done
-    return 1
-}
-
-# header_wheels_complete FOLDER
-header_wheels_complete() {
-    local name
-    for name in cccl/cuda/std/mdspan cuda_fp16.h cuda_bf16.h crt/host_defines.h; do
-        compgen -G "$1/nvidia/cu*/include/$name" >/dev/null || return 1
-    done
-}
-
-# setup_header_wheels: sets MDKV_CUDA_HEADERS_DIR to the unpacked wheels in the cache
-setup_header_wheels() {
-    MDKV_CUDA_HEADERS_DIR=$mdkv_cache/cuda-headers
-    if header_wheels_complete "$MDKV_CUDA_HEADERS_DIR"; then
-        say "CUDA headers: $MDKV_CUDA_HEADERS_DIR (cached)"
-        return
-    fi
-    say "CUDA headers: fetching ${header_wheels[*]} from PyPI (7 MB)"
-    local scratch wheel
-    mkdir -p "$mdkv_cache"
-    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
-    # shellcheck disable=SC2064 # the folder's name is wanted now
-    trap "rm -rf '$scratch'" EXIT
-    download_wheels "$scratch" "${header_wheels[@]}"
-    for wheel in "$scratch"/*.whl; do
-        python3 -m zipfile -e "$wheel" "$scratch/unpacked" || die 1 "broken download: $(basename "$wheel"); run this again"
-    done
-    header_wheels_complete "$scratch/unpacked" || die 1 "the wheels ${header_wheels[*]} do not hold the headers that are needed"
-    rm -rf "$MDKV_CUDA_HEADERS_DIR"
-    mv "$scratch/unpacked" "$MDKV_CUDA_HEADERS_DIR"
-    rm -rf "$scratch"
-    trap - EXIT
-    say "CUDA headers: $MDKV_CUDA_HEADERS_DIR"
-}
-
-# setup_cuda_headers: leaves MDKV_CUDA_HEADERS_DIR empty where a toolkit serves
-setup_cuda_headers() {
-    local toolkit
-    if [[ -n ${MDKV_CUDA_HEADERS_DIR:-} ]]; then
-        say "CUDA headers: $MDKV_CUDA_HEADERS_DIR"
-    elif toolkit=$(toolkit_with_headers); then
-        MDKV_CUDA_HEADERS_DIR=
-        say "CUDA headers: toolkit in $toolkit"
-    else
-        setup_header_wheels
-    fi
-}
+# --- CUDA tools ------------------------------------------------------------------------------------------------------
 
 # setup_cuda_tools: sets MDKV_CUDA_TOOLS_DIR to a folder with cuobjdump and nvdisasm; empty where they are on the PATH
 setup_cuda_tools() {
@@ -745,7 +676,7 @@ warnings_as_errors() { [[ ${CI:-} == true ]] && echo ON || echo OFF; }
 configure() {
     local folder=$1
     shift
-    cmake -S "$mdkv_root" -B "$folder" -G Ninja -DMDKV_CUDA_HEADERS_DIR="${MDKV_CUDA_HEADERS_DIR:-}" \
+    cmake -S "$mdkv_root" -B "$folder" -G Ninja \
         -DMDKV_CUDA_TOOLS_DIR="${MDKV_CUDA_TOOLS_DIR:-}" -DMDKV_WARNINGS_AS_ERRORS="$(warnings_as_errors)" "$@"
 }
 
@@ -754,14 +685,12 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
     case ${1:-all} in
         all)
             setup_packages "${mdkv_build_packages[@]}" "${mdkv_test_packages[@]}" "${mdkv_all_test_packages[@]}" \
-                "${mdkv_count_packages[@]}" "${mdkv_mpi_packages[@]}" "${mdkv_reference_packages[@]}"
+                "${mdkv_mpi_packages[@]}" "${mdkv_reference_packages[@]}"
             setup_compiler
-            setup_cuda_headers
             setup_model
             setup_text
             setup_words
             ;;
-        header-wheels) setup_header_wheels ;;
         words) setup_words ;;
         quality-texts) setup_quality_texts ;;
         llama-cpp)
@@ -770,6 +699,6 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
             ;;
         second-model) setup_second_model ;;
         python-peers) setup_python_peers ;;
-        *) die 1 "unknown argument: $1 (all, header-wheels, words, quality-texts, llama-cpp, second-model, python-peers)" ;;
+        *) die 1 "unknown argument: $1 (all, words, quality-texts, llama-cpp, second-model, python-peers)" ;;
     esac
 fi

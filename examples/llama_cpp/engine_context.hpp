@@ -151,7 +151,7 @@ private:
         if (part.of == nullptr)
         {
             why = part.why;
-            return here.freed.seen_by(node) || sees_carried(node) ? outcome::refused : outcome::passed;
+            return here.freed.seen_by(node) || sees_blank(node) ? outcome::refused : outcome::passed;
         }
         for (index_t i = part.known ? 0 : 1; part.why == nullptr && i < part.tokens; ++i)
         {
@@ -174,20 +174,6 @@ private:
             with_.counts.shares.serve(node, here.stream, part.first, part.tokens, state.tokens(), state.bytes());
         }
         return end;
-    }
-
-    /// Whether a token of a batch sees a cell that holds a part of a saved state's compressed cache: its first one.
-    [[nodiscard]] static bool sees_carried(attention_node const& node)
-    {
-        for (index_t i = 0; i < node.tokens(); ++i)
-        {
-            auto const row = node.mask_row(i);
-            for (index_t cell = 0; cell < std::ssize(row); ++cell)
-            {
-                if (row[static_cast<std::size_t>(cell)] != 0xFC00 && begins_carried(node, cell)) { return true; }
-            }
-        }
-        return false;
     }
 
     /// Prompts of a sequence's uncompressed layers, in order; only of layers with `like`'s number of cells and stream.

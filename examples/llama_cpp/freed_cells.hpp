@@ -57,12 +57,6 @@ public:
             freed_[static_cast<std::size_t>(cell)] = are_freed;
         }
     }
-    /// Whether all cells of the first tokens are freed.
-    [[nodiscard]] bool all_of(cell_list const& cells, index_t tokens) const noexcept
-    {
-        auto const first = cells.first(tokens);
-        return std::all_of(first.begin(), first.end(), [&](std::int32_t cell) { return holds(cell); });
-    }
 
     /// Notes that a batch's token was written to a cell.
     void written(attention_node const& node, index_t cell)
@@ -98,5 +92,37 @@ private:
     index_t count_   = 0;
     index_t allowed_ = 0;
 };
+
+/// Whether some of the tokens before a batch have a blank cell, or most of them values of zero: their keys may have been shifted
+/// since a state was loaded.
+[[nodiscard]] inline bool some_blank(attention_node const& node, cell_list const& cells, index_t before) noexcept
+{
+    index_t const looks = std::min<index_t>(before, 8);
+    index_t zeros       = 0;
+    for (index_t i = 0; i < looks; ++i)
+    {
+        for (index_t const place : {i * before / looks, (i + 1) * before / looks - 1})
+        {
+            if (node.is_blank(cells[place])) { return true; }
+            auto const row = node.value_row(cells[place]);
+            zeros += std::all_of(row.begin(), row.end(), [](std::byte x) { return x == std::byte{0}; }) ? 1 : 0;
+        }
+    }
+    return looks > 0 && zeros > looks;
+}
+
+/// Whether a token of a batch sees a blank cell, as those of a state are that was saved after they had been given back.
+[[nodiscard]] inline bool sees_blank(attention_node const& node) noexcept
+{
+    for (index_t i = 0; i < node.tokens(); ++i)
+    {
+        auto const row = node.mask_row(i);
+        for (index_t cell = 0; cell < std::ssize(row); ++cell)
+        {
+            if (row[static_cast<std::size_t>(cell)] != 0xFC00 && node.is_blank(cell)) { return true; }
+        }
+    }
+    return false;
+}
 
 } // namespace mdkv_ggml

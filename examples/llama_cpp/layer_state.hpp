@@ -25,7 +25,6 @@
 #include <vector>
 
 #include "attention_node.hpp"
-#include "carried_cells.hpp"
 #include "cell_watch.hpp"
 #include "freed_cells.hpp"
 #include "joint_prompt.hpp"
@@ -84,7 +83,6 @@ public:
             why = "a sliding window (its cache is smaller than that of other layers)";
             return outcome::passed;
         }
-        carried_.forget();
         if (before < given_up_at_ || before > 2 * given_up_at_) { given_up_.clear(); } // the reason may be gone
         if (reads() && !prompt_.read->stopped.empty())
         {
@@ -101,8 +99,6 @@ public:
             why = "its cells were overwritten (a state was loaded, or positions were shifted)";
             drop(0, why);
         }
-        bool const brought = compressed() == 0 && before > 0 && begins_carried(node, of_.cells[0]);
-        if (brought && !take_carried(node, before, with, why)) { return outcome::refused; }
         if (freed_.any_of(of_.cells, part.why == nullptr ? tokens() : 0, before + node.tokens()))
         {
             if (why.empty()) { why = "its cells had been given back"; }
@@ -187,7 +183,6 @@ private:
     /// \param why   for the other layers, if the prompt is being read
     void drop(index_t before, std::string const& why)
     {
-        carried_.end();
         cache_      = {};
         base_       = 0;
         read_bytes_ = 0;
@@ -313,30 +308,6 @@ private:
         prompt_.queries.limit(fold_queries(node));
     }
 
-    /// Takes the compressed cache that a saved state brought in the cells of the sequence's first tokens.
-    bool take_carried(attention_node const& node, index_t before, shared& with, std::string& why)
-    {
-        try
-        {
-            found_cache found{node, number_, of_.cells, before};
-            memory_plan const now{node, before, found.head.share, with};
-            cache_ = std::move(found.cache);
-            base_  = found.head.tokens;
-            share_ = found.head.share;
-            begin_tail(node, before, now);
-            freed_.note(of_.cells, before, false); // a program has written them
-            settled(node, with);
-            freed_.note(of_.cells, base_, true);
-            with.log("loaded", node, before, cache_.arena_bytes());
-            return true;
-        }
-        catch (std::exception const& error)
-        {
-            why = error.what();
-            return false;
-        }
-    }
-
     template <class Layers>
     void compress(attention_node const& node, index_t before, shared& with, Layers const& layers)
     {
@@ -365,10 +336,9 @@ private:
         index_t const folded = cache_.appended() - keep_; // the remembered queries end before the tokens kept
         last_queries const by{node, prompt_.queries, base_ + folded, fold_queries(node)};
         if (now.rows == 0 || folded <= 0 || by.count() == 0) { return false; }
-        auto const timer  = with.counts.fold.start();
-        index_t const all = tokens();
-        auto options = mdkv::fold_options<mdkv::cpu::backend>(p, now.limit(), by.count());
-        carried_.end();
+        auto const timer        = with.counts.fold.start();
+        index_t const all       = tokens();
+        auto options            = mdkv::fold_options<mdkv::cpu::backend>(p, now.limit(), by.count());
         *cache_.view().appended = folded; // later tokens are in the engine's cells, too
         try
         {
@@ -380,7 +350,6 @@ private:
         catch (...)
         {
             *cache_.view().appended = all - base_;
-            carry(node);
             throw;
         }
         base_ += folded;
@@ -471,7 +440,6 @@ private:
     void settled(attention_node const& node, shared& with)
     {
         give_back(node, base_, with);
-        carry(node);
         watch_.begin(node, base_);
     }
 
@@ -486,19 +454,9 @@ private:
         }
     }
 
-    /// Lets programs that save the cells which were given back find the cache there.
-    void carry(attention_node const& node)
-    {
-        if (made() && freed_.all_of(of_.cells, base_))
-        {
-            carried_.begin(node, number_, of_.cells, base_, cache_, share_);
-        }
-    }
-
     sequence& of_;
     freed_cells& freed_;
     mdkv::cpu::cache<mdkv::half> cache_;
-    carried_cells carried_; ///< reads cache_
     layer_prompt prompt_;
     cell_watch watch_;
     std::string given_up_;

@@ -58,7 +58,7 @@ struct common_options
                       : bare       ? parse_policy(text + "[" + more + "]")
                                    : parse_policy(text.substr(0, text.size() - 1) + "+" + more + "]");
     mdkv::expects(chosen.share != sharing::head_scores || !chosen.head_scores.empty(), "policy ", chosen.name,
-        " needs head scores: give --head-scores FILE; mdkv_run head-scores makes one");
+        " needs head scores: give --head-scores FILE; bench/quality/head_scores.py makes one");
     chosen.backend = parse_backend(options.backend);
     mdkv::expects(chosen.backend == backend_kind::cpu || chosen.runs_on_device(), "--backend cuda: policy ",
         chosen.label,

@@ -26,7 +26,6 @@
 #include "divergence.hpp"
 #include "policies.hpp"
 #include "prefill.hpp"
-#include "real_replay.hpp"
 #include "sequence_cache.hpp"
 #include "session.hpp"
 #include "terminal.hpp"
@@ -131,7 +130,8 @@ template <mdkv::element T>
         "attend ms/token: attention in all layers, each cache on one thread.\n"
         "tokens per rung %: of the context's tokens, from the policy's first rung to its last; the last "
         + std::to_string(window)
-        + " are\nleft out where they are stored whole. Rung 0 drops a token, 1 keeps it as it is, 1/4 keeps a quarter of\n"
+        + " are\nleft out where they are stored whole. Rung 0 drops a token, 1 keeps it as it is, 1/4 keeps a quarter "
+          "of\n"
           "its coordinates, 1:int4 keeps all of them in 4 bits each.\n";
     for (policy const& p : policies)
     {
@@ -200,7 +200,7 @@ template <mdkv::element T>
 [[nodiscard]] text_result<T> compare_on(
     session& run, common_options const& common, compare_options const& options, std::string const& path)
 {
-    std::string const name = std::filesystem::path{path}.filename().string() + ": "; // begins lines of progress
+    std::string const name   = std::filesystem::path{path}.filename().string() + ": "; // begins lines of progress
     auto const total         = options.context + options.continuation + 1; // the last token fed has a successor, too
     auto const tokens        = first_tokens(run.words(), path, total,
                std::to_string(options.context) + " of context, " + std::to_string(options.continuation)
@@ -219,10 +219,6 @@ template <mdkv::element T>
         queries = std::max(queries, queries_to_keep(one.cache.chosen(), common.window, options.context));
     }
     scratch_memory scratch;
-    std::vector<sequence_cache<T>*> caches;
-    for (auto& one : all) { caches.push_back(&one.cache); }
-    replay_really(run.model(), run.words(), std::span{tokens}.first(static_cast<std::size_t>(options.context)),
-        run.executor(), scratch, caches);
     double compressing = 0;
     auto const start   = now();
     {
@@ -334,7 +330,7 @@ int run_compare(session& run, common_options const& common, compare_options cons
     mdkv::expects(options.context >= 1, "context: ", options.context, " is not positive");
     mdkv::expects(options.continuation >= 1, "continue: ", options.continuation, " is not positive");
     static_cast<void>(budgets_of(options)); // mistakes in options show before the work
-    auto const policies = measured_policies(common, options);
+    auto const policies  = measured_policies(common, options);
     nlohmann::json texts = nlohmann::json::array();
     std::vector<mean_cell> means;
     for (std::string const& path : options.text_paths)

@@ -62,6 +62,5 @@ std::unique_ptr<device_layers<T>> make_device_layers()
 
 template std::unique_ptr<device_layers<float>> make_device_layers<float>();
 template std::unique_ptr<device_layers<mdkv::half>> make_device_layers<mdkv::half>();
-template std::unique_ptr<device_layers<mdkv::bfloat16>> make_device_layers<mdkv::bfloat16>();
 
 } // namespace runner

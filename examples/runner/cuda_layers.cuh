@@ -29,8 +29,8 @@
 #include <driver_types.h>
 
 #include "device_layers.hpp"
-#include "policies/layer_cache.hpp"
-#include "policies/prompt_layer.hpp"
+#include "systems/layer_cache.hpp"
+#include "systems/prompt_layer.hpp"
 #include "scratch_memory.hpp"
 
 namespace runner

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "policies/layer_cache.hpp"
-#include "policies/prompt_layer.hpp"
+#include "systems/layer_cache.hpp"
+#include "systems/prompt_layer.hpp"
 
 namespace runner
 {

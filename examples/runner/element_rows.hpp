@@ -1,4 +1,4 @@
-/// \file element_rows.hpp: runs of cache elements (float, half, bfloat16) to float and back, rounding to nearest even
+/// \file element_rows.hpp: runs of cache elements (float, half) to float and back, rounding to nearest even
 #pragma once
 
 #include <algorithm>
@@ -27,15 +27,6 @@ void widen_row(T const* __restrict in, std::int64_t count, float* __restrict out
     {
         if (count > 0) { std::memcpy(out, in, static_cast<std::size_t>(count) * sizeof(float)); }
         return;
-    }
-    if constexpr (std::same_as<T, mdkv::bfloat16>)
-    {
-        for (; i < count; ++i)
-        {
-            std::uint16_t bits;
-            std::memcpy(&bits, in + i, sizeof bits);
-            out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-        }
     }
 #if defined(__F16C__)
     if constexpr (std::same_as<T, mdkv::half>)

@@ -21,7 +21,6 @@
 #include "policies.hpp"
 #include "prefill.hpp"
 #include "sampler.hpp"
-#include "saved_prompt.hpp"
 #include "sequence_cache.hpp"
 #include "session.hpp"
 #include "terminal.hpp"
@@ -33,18 +32,14 @@ namespace runner
 struct generate_options
 {
     std::string prompt_path;
-    std::string policy_name = "paper";
+    std::string policy_name = "best";
     std::optional<std::int64_t> kv_size;
     std::optional<std::string> budget;
-    std::optional<std::int64_t> max_bytes; // instead: of all layers' caches, at any time
-    std::int64_t fold_every = 64;          // with it: tokens between two folds
     std::int64_t max_tokens = 128;
     double temperature      = 0;
     std::uint64_t seed      = 0;
     bool raw                = false; // no chat form around the prompt
     bool while_reading      = false; // compressed while it is read
-    std::string save_path{};         // file for the prompt's caches
-    std::string load_path{};         // file with caches of a prompt that this one begins with
 };
 
 namespace detail
@@ -115,10 +110,6 @@ template <mdkv::element T>
 [[nodiscard]] sequence_cache<T> make_cache(
     language_model const& model, policy const& chosen, std::int64_t window, generate_options const& options)
 {
-    if (options.max_bytes)
-    {
-        return sequence_cache<T>::folding(model, chosen, *options.max_bytes, options.fold_every, window);
-    }
     mdkv::budget const limit =
         options.budget ? parse_budget(*options.budget) : mdkv::budget::kv_size(options.kv_size.value_or(512));
     return {model, chosen, limit, window, options.max_tokens};
@@ -126,19 +117,8 @@ template <mdkv::element T>
 
 /// What the cache took.
 template <mdkv::element T>
-void print_size(sequence_cache<T> const& cache, model_shape const& shape, std::int64_t tokens)
+void print_size(sequence_cache<T> const& cache)
 {
-    if (fold_ledger const* const folds = cache.folds())
-    {
-        auto const full = tokens * shape.kv_heads * (shape.key_dim + shape.value_dim) * std::int64_t{sizeof(T)};
-        std::fprintf(stderr,
-            "KV cache: never above %s (%lld bytes); %lld folds of single layers in %.2f s; whole, it would be %s "
-            "(policy %s, %s)\n",
-            size_text(folds->memory.most_bytes()).c_str(), static_cast<long long>(folds->memory.most_bytes()),
-            static_cast<long long>(folds->folds), folds->seconds, size_text(full * shape.layers).c_str(),
-            cache.chosen().label.c_str(), mdkv::element_name<T>());
-        return;
-    }
     std::fprintf(stderr, "KV cache of the prompt: %s, %.1f %% of the full cache's %s (policy %s, %s%s)\n",
         size_text(cache.resident_bytes()).c_str(),
         100.0 * static_cast<double>(cache.resident_bytes()) / static_cast<double>(cache.full_bytes()),
@@ -159,21 +139,8 @@ int run_generate(session& run, common_options const& common, generate_options co
 
     model_shape const& shape = run.model().shape();
     auto const start         = now();
-    std::optional<saved_prompt<T>> saved;
-    if (!options.load_path.empty())
-    {
-        saved.emplace(options.load_path, run.fingerprint(), shape);
-        saved->expect_beginning_of(options.prompt_path, prompt);
-    }
-    policy const chosen = saved ? saved->shown_policy(shape) : detail::policy_of(options, common);
-    std::optional<file_replacement> save_to; // made now, because a prompt may take minutes
-    if (!options.save_path.empty())
-    {
-        mdkv::expects(chosen.makes_packed() && !options.max_bytes, "--save: policy ", chosen.label,
-            options.max_bytes ? " with --max-bytes" : "", " keeps caches that cannot be saved");
-        save_to.emplace(options.save_path);
-    }
-    auto cache = detail::make_cache<T>(run.model(), chosen, common.window, options);
+    policy const chosen      = detail::policy_of(options, common);
+    auto cache               = detail::make_cache<T>(run.model(), chosen, common.window, options);
     scratch_memory scratch;
     std::vector<float> logits;
     decode_workspace space;
@@ -184,17 +151,7 @@ int run_generate(session& run, common_options const& common, generate_options co
                 float* out) { cache.attend(layer, query, key, value, out, run.executor()); },
             logits, space);
     };
-    if (saved)
-    {
-        logits = saved->answer().logits;
-        cache.load(saved->caches(), saved->answer().full_bytes);
-        for (auto i = saved->caches().tokens(); i < std::ssize(prompt); ++i)
-        {
-            if (interrupt_requested()) { throw interrupted{}; }
-            step(prompt[static_cast<std::size_t>(i)], i);
-        }
-    }
-    else if (chosen.while_reading) { logits = read_showing_progress(cache, prompt, run.executor()); }
+    if (chosen.while_reading) { logits = read_showing_progress(cache, prompt, run.executor()); }
     else
     {
         progress_bar bar{"reading " + std::to_string(prompt.size()) + " tokens"};
@@ -207,11 +164,6 @@ int run_generate(session& run, common_options const& common, generate_options co
                 return true;
             },
             [&](layer_chunk<T> const& chunk) { cache.score_chunk(chunk, chunk.tokens, run.executor(), scratch); });
-    }
-    if (save_to)
-    {
-        save_prompt<T>(
-            *save_to, run.fingerprint(), cache.layers_to_write(), prompt, {chosen.label, cache.full_bytes(), logits});
     }
     auto const read = now();
 
@@ -233,7 +185,7 @@ int run_generate(session& run, common_options const& common, generate_options co
     std::fprintf(stderr, "\n%zu tokens read in %.1f s (%.2f s of it compressing), %lld made at %.1f a second\n",
         prompt.size(), seconds(read - start), cache.compress_seconds(), static_cast<long long>(made),
         made > 1 ? static_cast<double>(made - 1) / seconds(end - read) : 0.0);
-    detail::print_size(cache, shape, position);
+    detail::print_size(cache);
     return interrupt_requested() ? 130 : 0;
 }
 

@@ -57,26 +57,6 @@ public:
 
     [[nodiscard]] std::uint64_t bytes() const noexcept { return contents().bytes.size(); }
 
-    /// A number for the file: of its size and of 64 pieces of 64 KiB, evenly apart.
-    [[nodiscard]] std::uint64_t fingerprint() const noexcept
-    {
-        constexpr std::uint64_t pieces = 64;
-        constexpr std::uint64_t piece  = std::uint64_t{1} << 16;
-        auto const all                 = contents().bytes;
-        std::uint64_t hash             = 0xcbf29ce484222325U ^ all.size(); // FNV-1a
-        std::uint64_t at               = 0;
-        for (std::uint64_t i = 0; i < pieces; ++i)
-        {
-            std::uint64_t const begin = all.size() / pieces * i;
-            if (begin > at) { at = begin; }
-            for (std::uint64_t const end = begin + piece < all.size() ? begin + piece : all.size(); at < end; ++at)
-            {
-                hash = (hash ^ static_cast<std::uint64_t>(all[at])) * 0x100000001b3U;
-            }
-        }
-        return hash;
-    }
-
     /// In the order of the file.
     [[nodiscard]] std::span<tensor_info const> tensors() const noexcept { return tensors_; }
 

@@ -15,13 +15,8 @@
 #include "compare.hpp"
 #include "compiled_for.hpp"
 #include "device_layers.hpp"
-#include "evaluation/run_answers.hpp"
-#include "evaluation/run_head_scores.hpp"
-#include "evaluation/run_needle.hpp"
-#include "evaluation/run_profile.hpp"
-#include "evaluation/run_ruler.hpp"
 #include "generate.hpp"
-#include "map.hpp"
+#include "needle.hpp"
 #include "policies.hpp"
 #include "session.hpp"
 #include "terminal.hpp"
@@ -36,8 +31,7 @@ void add_common(CLI::App& command, runner::common_options& common)
     command.add_flag("--mmap", common.map_file, "map the file instead of reading it into memory");
     command.add_option("--threads", common.threads, "threads to use; 0: as many as the machine has")
         ->check(CLI::Range(0, 1024));
-    command.add_option("--element", common.element, "element type of the cache: f16, bf16 or f32")
-        ->capture_default_str();
+    command.add_option("--element", common.element, "element type of the cache: f16 or f32")->capture_default_str();
     command.add_option("--window", common.window, "last tokens kept as they are")
         ->capture_default_str()
         ->check(CLI::Range(1, 1 << 20));
@@ -97,43 +91,18 @@ int run(int argc, char** argv)
     generate_command.add_option("--policy", generate.policy_name, "see: mdkv_run policies")->capture_default_str();
     CLI::Option* const size =
         generate_command.add_option("--kv-size", generate.kv_size, "tokens per KV head the cache may weigh (512)");
-    CLI::Option* const share =
-        generate_command
-            .add_option("--budget", generate.budget, "instead: 10%, 1/16 of the full cache, or bytes a layer")
-            ->excludes(size);
-    CLI::Option* const most = generate_command.add_option("--max-bytes", generate.max_bytes,
-        "instead: bytes the caches of all layers never exceed, however long the text: with what was made, the last "
-        "queries, and one layer twice while it is folded");
-    most->excludes(size)->excludes(share)->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 50));
-    generate_command
-        .add_option("--fold-every", generate.fold_every,
-            "with --max-bytes: tokens made between two folds into the compressed part")
-        ->capture_default_str()
-        ->check(CLI::Range(1, 1 << 16))
-        ->needs(most);
+    generate_command.add_option("--budget", generate.budget, "instead: 10%, 1/16 of the full cache, or bytes a layer")
+        ->excludes(size);
     generate_command.add_option("--max-tokens", generate.max_tokens, "tokens to make at most")
         ->capture_default_str()
         ->check(CLI::Range(1, 1 << 24));
     generate_command.add_option("--temperature", generate.temperature, "0 takes the likeliest token")
         ->capture_default_str();
     generate_command.add_option("--seed", generate.seed, "of the random choice")->capture_default_str();
-    generate_command
-        .add_flag("--while-reading", generate.while_reading,
-            "compress the prompt while it is read, in memory that does not grow with it (policies that replay: best, "
-            "any_question)")
-        ->excludes(most);
+    generate_command.add_flag("--while-reading", generate.while_reading,
+        "compress the prompt while it is read, in memory that does not grow with it (policies that replay: best, "
+        "any_question)");
     generate_command.add_flag("--raw", generate.raw, "the prompt as it is, without the model's chat form");
-    generate_command.add_option(
-        "--save", generate.save_path, "file for the compressed prompt, which takes an older one's place at once");
-    generate_command
-        .add_option("--load", generate.load_path,
-            "file of --save, mapped: the prompt begins with the saved one, whose policy and budget stay")
-        ->excludes("--save")
-        ->excludes("--policy")
-        ->excludes("--while-reading")
-        ->excludes(size)
-        ->excludes(share)
-        ->excludes(most);
 
     runner::compare_options compare;
     CLI::App& compare_command = *app.add_subcommand("compare", "measure policies against the full cache on a text");
@@ -162,42 +131,29 @@ int run(int argc, char** argv)
     compare_command.add_option("--json", compare.json_path, "file for the same figures as JSON");
     compare_command.add_flag("--markdown", compare.markdown, "the tables over all texts as Markdown");
 
-    runner::map_options map;
-    CLI::App& map_command = *app.add_subcommand("map", "show how many bytes each token got");
-    add_common(map_command, common);
-    add_backend(map_command, common);
-    map_command.add_option("--text", map.text_path, "text to read")->required();
-    map_command.add_option("--context", map.context, "tokens to read and compress")->capture_default_str();
-    map_command.add_option("--kv-size", map.kv_size, "tokens per KV head")->capture_default_str();
-    map_command.add_option("--policy", map.policy_name, "see: mdkv_run policies")->capture_default_str();
-    map_command.add_option("--csv", map.csv_path, "file for every token's bytes");
-    map_command.add_option("--columns", map.columns, "cells across")->capture_default_str();
-
-    runner::needle_command needle;
+    runner::needle_options needle;
     CLI::App& needle_command = *app.add_subcommand("needle", "find a sentence hidden in a long text");
     add_common(needle_command, common);
-    runner::add_needle_options(needle_command, needle);
-
-    runner::ruler_command ruler;
-    CLI::App& ruler_command = *app.add_subcommand("ruler", "RULER's synthetic tasks");
-    add_common(ruler_command, common);
-    runner::add_ruler_options(ruler_command, ruler);
-
-    runner::answers_command answers;
-    CLI::App& answers_command =
-        *app.add_subcommand("answers", "answer questions from files of samples, such as LongBench's");
-    add_common(answers_command, common);
-    runner::add_answers_options(answers_command, answers);
-
-    runner::head_scores_options head_scores;
-    CLI::App& head_scores_command = *app.add_subcommand("head-scores", "measure which heads retrieve");
-    add_common(head_scores_command, common);
-    runner::add_head_scores_options(head_scores_command, head_scores);
-
-    runner::profile_options profile;
-    CLI::App& profile_command = *app.add_subcommand("profile", "seconds, memory and allocation against context length");
-    add_common(profile_command, common);
-    runner::add_profile_options(profile_command, profile);
+    needle_command.add_option("--text", needle.text_paths, "texts to hide it in, each by itself")->required();
+    needle_command.add_option("--lengths", needle.lengths, "tokens of the prompts, comma-separated")
+        ->capture_default_str()
+        ->delimiter(',');
+    needle_command.add_option("--depths", needle.depths, "percent of the text before it, comma-separated")
+        ->capture_default_str()
+        ->delimiter(',');
+    needle_command
+        .add_option("--needle", needle.hidden, "number (another one in every prompt) or sentence (the public one)")
+        ->capture_default_str();
+    needle_command
+        .add_option("--question", needle.question, "prompt: compressed with the question in it; later: without; both")
+        ->capture_default_str();
+    needle_command.add_option("--policies", needle.policies, "comma-separated; see: mdkv_run policies")
+        ->capture_default_str();
+    needle_command.add_option("--kv-size", needle.kv_sizes, "tokens per KV head, comma-separated")
+        ->capture_default_str()
+        ->delimiter(',');
+    needle_command.add_option("--seed", needle.seed, "seed of the numbers")->capture_default_str();
+    needle_command.add_option("--json", needle.json_path, "file for a line of JSON for each answer");
 
     CLI::App& policies_command = *app.add_subcommand("policies", "list the policies");
 
@@ -214,9 +170,6 @@ int run(int argc, char** argv)
     std::vector<std::string> policies; // of the commands that let one choose the backend
     if (generate_command.parsed()) { policies = {generate.policy_name}; }
     if (compare_command.parsed()) { policies = runner::split_policies(compare.policies, !common.head_scores.empty()); }
-    if (map_command.parsed()) { policies = {map.policy_name}; }
-    mdkv::expects(common.backend != "cuda" || !generate.max_bytes,
-        "--backend cuda: --max-bytes folds on the CPU what is made; give --kv-size or --budget");
 
     std::fprintf(stderr, "mdkv_run: compiled for %s\n", runner::vector_instructions());
     runner::catch_interrupts();
@@ -225,12 +178,7 @@ int run(int argc, char** argv)
         runner::session session{common};
         if (generate_command.parsed()) { return runner::run_generate<T>(session, common, generate); }
         if (compare_command.parsed()) { return runner::run_compare<T>(session, common, compare); }
-        if (needle_command.parsed()) { return runner::run_needle<T>(session, common, needle); }
-        if (ruler_command.parsed()) { return runner::run_ruler<T>(session, common, ruler); }
-        if (answers_command.parsed()) { return runner::run_answers<T>(session, common, answers); }
-        if (profile_command.parsed()) { return runner::run_profile<T>(session, common, profile); }
-        if (head_scores_command.parsed()) { return runner::run_head_scores<T>(session, common, head_scores); }
-        return runner::run_map<T>(session, common, map);
+        return runner::run_needle<T>(session, common, needle);
     });
 }
 

@@ -34,9 +34,7 @@ struct feature
         std::fprintf(stderr, " %s", features[i].name);
     }
     if (lacking == 0) { return; }
-    std::fputs("\nCompile it for this one (-DMDKV_ARCH=native), or mdkv_run for several "
-               "(-DMDKV_RUNNER_INSTRUCTIONS=several).\n",
-        stderr);
+    std::fputs("\nCompile it for this one (-DMDKV_ARCH=native).\n", stderr);
     _exit(77);
 }
 

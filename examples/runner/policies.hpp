@@ -35,22 +35,15 @@ enum class cache_kind
     whole,    // as it is
     mixed,    // mdkv::compress: every token at the rung it is worth
     selected, // tokens kept or dropped by a ranking
-    think,    // selected, and only some channels of the kept keys
-    low_rank, // every token, all at one rank
-    evicting  // selected, and selected again after every new token
+    low_rank  // every token, all at one rank
 };
 
 /// What tokens are ranked by.
 enum class ranking
 {
     none,
-    random,
-    recency,
     window_attention, // received from the window's queries
-    all_attention,    // received from every query
-    last_attention,   // received from the last query
-    key_difference,
-    expected_attention
+    all_attention     // received from every query
 };
 
 /// Whose queries tell what a prompt's tokens are worth.
@@ -58,9 +51,7 @@ enum class scoring_rows
 {
     window, // the last ones', where they stand
     replay, // all of the prompt's, where a replay of it would ask them
-    both,   // the losses by either, joined
-    real,   // those of a true replay, which is a second prefill: the anchor of the two before (KVzip, arXiv 2505.23416)
-    both_real // and joined
+    both    // the losses by either, joined
 };
 
 /// Tokens that prefill attends to at once, and so the most that are replayed together.
@@ -78,7 +69,6 @@ enum class sharing
 {
     uniform,
     pyramid,     // more for early layers
-    adaptive,    // among the heads of a layer, by what they rank
     head_scores, // among all heads, by scores measured beforehand
     losses       // among all heads, by what their tokens lose: one multiplier
 };
@@ -93,7 +83,6 @@ struct policy
     ranking rank  = ranking::none;
     sharing share = sharing::uniform;
     std::vector<std::string> parameters{};       // that may be set, besides "heads"
-    bool output_weighted   = false;              // the ranking's second stage weighs values by the output projection
     mdkv::ratio_set ratios = mdkv::evict_ratios; // for mixed caches; the others keep or drop
     mdkv::pool_options pooling{1};
     mdkv::projection_charge charge = mdkv::projection_charge::by_use; // for mixed caches, as the next ones
@@ -106,28 +95,22 @@ struct policy
     mdkv::row_norm norm            = mdkv::row_norm::euclidean; // norm over replayed rows
     std::int64_t chunk             = 256;                       // tokens whose queries see each other's keys only
     std::int64_t ahead             = 256;                       // positions by which replayed queries are rotated
-    bool own                       = false; // rows of a replay see its own tokens, too: those before them
-    double join                    = 1;     // weight of the window's losses beside replayed ones
-    double depth                   = 0;     // e^depth is the weight of the last layer in one budget
-    double odd                     = 0;     // power of leverages in one budget: sharing_part::odd
+    bool own                       = false;  // rows of a replay see its own tokens, too: those before them
+    double join                    = 1;      // weight of the window's losses beside replayed ones
+    double depth                   = 0;      // e^depth is the weight of the last layer in one budget
+    double odd                     = 0;      // power of leverages in one budget: sharing_part::odd
     std::optional<mdkv::refit_part> refit{}; // preset::refitted
-    std::int64_t stand_ins         = 0;     // tokens of each head that stand for dropped ones: preset::stand_ins
-    std::int64_t stand_in_part     = 16;    // preset::stand_in_part
-    bool coded_stand_ins           = false; // preset::coded_stand_ins
-    std::int64_t window_part       = 0;     // preset::window_part
-    bool while_reading             = false; // compressed chunk by chunk, in memory that does not grow with the prompt
-    std::optional<float> slack{};           // reader_options::slack
-    std::int64_t head_shares  = 1;          // equal shares of a layer's heads that have equal shares of its budget
-    std::int64_t layer_shares = 1;          // equal shares of the layers that have equal shares of one budget
-    mdkv::storage stored      = mdkv::storage::plain; // storage of kept or selected tokens
-    double beta               = 0;                    // how uneven pyramid and head_scores are
-    double floor              = 0.2;                  // share of a head's budget that adaptive leaves it
-    double channels           = 0.4;                  // share of the key channels that think drops
-    std::int64_t sinks        = 4;                    // first tokens that recency keeps
-    std::uint64_t seed        = 0;                    // the policy random's
-    std::string head_scores{};                        // file
-    bool per_query_head = false; // caches keys and values once for every query head, as most authors do
-    std::string label{};         // the name and whatever was set: how tables and files call it
+    std::int64_t stand_ins     = 0;          // tokens of each head that stand for dropped ones: preset::stand_ins
+    std::int64_t stand_in_part = 16;         // preset::stand_in_part
+    bool coded_stand_ins       = false;      // preset::coded_stand_ins
+    std::int64_t window_part   = 0;          // preset::window_part
+    bool while_reading         = false;      // compressed chunk by chunk, in memory that does not grow with the prompt
+    std::optional<float> slack{};            // reader_options::slack
+    mdkv::storage stored = mdkv::storage::plain; // storage of kept or selected tokens
+    double beta          = 0;                    // how uneven pyramid and head_scores are
+    std::string head_scores{};                   // file
+    bool per_query_head = false;                 // caches keys and values once for every query head, as most authors do
+    std::string label{};                         // the name and whatever was set: how tables and files call it
     backend_kind backend = backend_kind::cpu;
 
     [[nodiscard]] bool whole() const noexcept { return kind == cache_kind::whole; }
@@ -135,33 +118,17 @@ struct policy
     [[nodiscard]] bool one_budget() const noexcept { return share == sharing::losses; }
     /// Whether prefill must show its chunks.
     [[nodiscard]] bool replays() const noexcept { return rows == scoring_rows::replay || rows == scoring_rows::both; }
-    /// Whether the prompt must be prefilled twice.
-    [[nodiscard]] bool replays_really() const noexcept
-    {
-        return rows == scoring_rows::real || rows == scoring_rows::both_real;
-    }
-    /// Shares of the budget, each of which is chosen for by itself, as ranks do that know nothing of each other.
-    [[nodiscard]] std::int64_t shares() const noexcept { return head_shares * layer_shares; }
-    [[nodiscard]] bool joins() const noexcept { return rows == scoring_rows::both || rows == scoring_rows::both_real; }
+    [[nodiscard]] bool joins() const noexcept { return rows == scoring_rows::both; }
     /// Whether prefill must hand over the queries of all tokens, not of the window alone.
-    [[nodiscard]] bool reads_all_queries() const noexcept
-    {
-        return rank == ranking::all_attention || rank == ranking::expected_attention;
-    }
+    [[nodiscard]] bool reads_all_queries() const noexcept { return rank == ranking::all_attention; }
     /// Whether its layers can be made and attended on a GPU: those that go through mdkv::compress, each by itself, and
     /// those whose rungs are chosen on the CPU for all layers.
     [[nodiscard]] bool runs_on_device() const noexcept
     {
-        return shares() == 1 && !while_reading
+        return !while_reading
                && (one_budget()
                    || (((kind == cache_kind::mixed && rows == scoring_rows::window) || whole())
                        && share == sharing::uniform));
-    }
-    /// Whether its layers are the library's packed caches in host memory, which a file can hold.
-    [[nodiscard]] bool makes_packed() const noexcept
-    {
-        return backend == backend_kind::cpu && shares() == 1 && kind != cache_kind::think
-               && kind != cache_kind::evicting;
     }
     /// Last tokens of a prompt that stay as they are, the window being that of all policies.
     [[nodiscard]] std::int64_t kept_window(std::int64_t window) const noexcept
@@ -177,18 +144,18 @@ struct policy
 /// The preset's options. Its window is the runner's unless it is smaller.
 inline void take(policy& p, mdkv::preset const& from)
 {
-    p.ratios    = from.ratios;
-    p.pooling   = from.pooling;
-    p.charge    = from.charge;
-    p.keep      = from.window < from.question ? from.window : 0;
-    p.queries   = from.queries > from.question ? from.queries : 0;
-    p.early     = double{from.early_weight};
-    p.even      = double{from.uniform};
-    p.stand_ins = from.stand_ins;
+    p.ratios          = from.ratios;
+    p.pooling         = from.pooling;
+    p.charge          = from.charge;
+    p.keep            = from.window < from.question ? from.window : 0;
+    p.queries         = from.queries > from.question ? from.queries : 0;
+    p.early           = double{from.early_weight};
+    p.even            = double{from.uniform};
+    p.stand_ins       = from.stand_ins;
     p.stand_in_part   = from.stand_in_part;
     p.coded_stand_ins = from.coded_stand_ins;
     p.window_part     = from.window_part;
-    p.refit     = from.refitted;
+    p.refit           = from.refitted;
     if (from.replayed)
     {
         p.rows  = from.last_queries_score() ? scoring_rows::both : scoring_rows::replay;
@@ -214,31 +181,14 @@ inline void take(policy& p, mdkv::preset const& from)
     using s = sharing;
     std::vector<policy> all{
         {"full", "the whole cache: what the others are measured against", "", k::whole},
-        {"random", "tokens drawn at random for each head", "", k::selected, r::random, s::uniform, {"seed"}},
-        {"streaming", "the first tokens and the last ones", "StreamingLLM, arXiv 2309.17453", k::selected, r::recency,
-            s::uniform, {"sinks"}},
         {"h2o", "tokens that received most attention from all of the prompt's queries", "H2O, arXiv 2306.14048",
             k::selected, r::all_attention, s::uniform},
-        {"h2o_decode", "the same, dropping one token for each new one while decoding", "H2O, arXiv 2306.14048",
-            k::evicting, r::all_attention, s::uniform},
         {"snapkv", "tokens that received most attention from the window, pooled", "SnapKV, arXiv 2404.14469",
             k::selected, r::window_attention, s::uniform, {"pool", "pooling"}},
         {"pyramidkv", "as snapkv, with more tokens in early layers", "PyramidKV, arXiv 2406.02069", k::selected,
             r::window_attention, s::pyramid, {"pool", "pooling", "beta"}},
-        {"adakv", "as snapkv, heads of a layer sharing its budget", "AdaKV, arXiv 2407.11550", k::selected,
-            r::window_attention, s::adaptive, {"pool", "pooling", "floor"}},
-        {"criticalkv", "as snapkv, the second half ranked by what values do to the layer's output",
-            "CriticalKV, arXiv 2502.03805", k::selected, r::window_attention, s::uniform, {"pool", "pooling"}, true},
         {"headkv", "as snapkv, heads of all layers sharing the budget by measured scores", "HeadKV, arXiv 2410.19258",
             k::selected, r::window_attention, s::head_scores, {"pool", "pooling", "beta", "scores"}},
-        {"keydiff", "tokens whose keys are least like the others", "KeyDiff, arXiv 2504.15364", k::selected,
-            r::key_difference, s::uniform},
-        {"tova", "tokens that received most attention from the last query, all heads agreeing",
-            "TOVA, arXiv 2401.06104", k::selected, r::last_attention, s::uniform},
-        {"expected_attention", "tokens that queries to come are expected to attend to",
-            "Expected Attention, arXiv 2510.00636", k::selected, r::expected_attention, s::uniform},
-        {"think", "as snapkv, without the key channels that matter least", "ThinK, arXiv 2407.21018", k::think,
-            r::window_attention, s::uniform, {"pool", "pooling", "channels"}},
         {"low_rank", "every token, all at the rank the budget allows", "after Palu, arXiv 2407.21118", k::low_rank},
         {"paper", "MixedDimKV: ratio set 0, 1/8, 1/4, 1, losses pooled over 7 neighbours", "arXiv 2603.20616",
             k::mixed},
@@ -264,7 +214,7 @@ inline void take(policy& p, mdkv::preset const& from)
             p.parameters.insert(p.parameters.begin(),
                 {"pool", "pooling", "ratios", "charge", "keep", "queries", "fold_queries", "early", "even", "rows",
                     "over", "chunk", "ahead", "join", "own", "budget", "depth", "odd", "stand_ins", "stand_in_part",
-                    "coded_stand_ins", "window_part", "refit", "while_reading", "slack", "head_shares", "layer_shares"});
+                    "coded_stand_ins", "window_part", "refit", "while_reading", "slack"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }
@@ -274,7 +224,6 @@ inline void take(policy& p, mdkv::preset const& from)
         }
         else if (p.has_parameter("pool")) { p.pooling = snapkv_pool; }
         if (p.kind == k::selected) { p.parameters.push_back("storage"); }
-        if (p.output_weighted) { p.pooling = {5, mdkv::pooling::mean}; } // kvpress, where it is defined
         if (p.share == s::pyramid) { p.beta = 20; }
         if (p.share == s::head_scores) { p.beta = 1.1; }
     }
@@ -367,9 +316,9 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     else if (parameter == "even") { p.even = number(0, 1000, "between 0 and 1000"); }
     else if (parameter == "rows")
     {
-        constexpr std::array<std::string_view, 5> names{"window", "replay", "both", "real", "both_real"};
+        constexpr std::array<std::string_view, 3> names{"window", "replay", "both"};
         auto const found = std::find(names.begin(), names.end(), value);
-        if (found == names.end()) { refuse("must be window, replay, both, real or both_real"); }
+        if (found == names.end()) { refuse("must be window, replay or both"); }
         p.rows = static_cast<scoring_rows>(found - names.begin());
     }
     else if (parameter == "over")
@@ -422,24 +371,9 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     {
         p.refit = either("yes", "no") ? p.refit.value_or(mdkv::refit_part{}) : std::optional<mdkv::refit_part>{};
     }
-    else if (parameter == "head_shares" || parameter == "layer_shares")
-    {
-        auto const count =
-            parse_integer<std::int64_t>(parameter == "head_shares" ? "head_shares" : "layer_shares", value);
-        if (count < 1) { refuse("must be positive"); }
-        (parameter == "head_shares" ? p.head_shares : p.layer_shares) = count;
-    }
     else if (parameter == "join") { p.join = number(0, 1e6, "between 0 and 1000000"); }
     else if (parameter == "scores") { p.head_scores = value; }
-    else if (parameter == "seed") { p.seed = parse_integer<std::uint64_t>("seed", value); }
-    else if (parameter == "sinks")
-    {
-        p.sinks = parse_integer<std::int64_t>("sinks", value);
-        if (p.sinks < 0) { refuse("must not be negative"); }
-    }
-    else if (parameter == "beta") { p.beta = number(1, 1e6, "between 1 and 1000000"); }
-    else if (parameter == "floor") { p.floor = number(0, 1, "between 0 and 1"); }
-    else { p.channels = number(0, 0.99, "between 0 and 0.99"); } // "channels", the last of them
+    else { p.beta = number(1, 1e6, "between 1 and 1000000"); } // "beta", the last of them
 }
 
 /// A policy and what differs from its authors' choice: "snapkv", "paper[pool=13+ratios=0,1/4,1+heads=query]".
@@ -485,17 +419,11 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         throw mdkv::invalid_argument{"policy \"" + std::string{text}
                                      + "\": stand_ins is for one budget for all layers; stand_ins=0 leaves it out"};
     }
-    if (p.while_reading && (!p.replays() || p.shares() > 1))
+    if (p.while_reading && !p.replays())
     {
         throw mdkv::invalid_argument{"policy \"" + std::string{text}
-                                     + "\": while_reading is for policies with rows=replay or rows=both and one share: "
+                                     + "\": while_reading is for policies with rows=replay or rows=both: "
                                        "others know no losses before the prompt's end"};
-    }
-    if (p.shares() > 1 && (p.share == sharing::head_scores || p.per_query_head))
-    {
-        throw mdkv::invalid_argument{"policy \"" + std::string{text}
-                                     + "\": equal shares of heads or layers go neither with head scores nor with "
-                                       "heads=query"};
     }
     p.label = text;
     if (!p.head_scores.empty()) // the folder of a file says nothing in a table

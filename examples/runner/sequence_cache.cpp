@@ -9,11 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "policies/make_cache.hpp"
-#include "policies/packed_cache.hpp"
-#include "policies/shared_cache.hpp"
-#include "policies/stored_cache.hpp"
 #include "read_in_chunks.hpp"
+#include "systems/make_cache.hpp"
+#include "systems/packed_cache.hpp"
 
 namespace runner
 {
@@ -33,8 +31,7 @@ void repeat_heads(T const* rows, std::int64_t heads, std::int64_t group, std::in
 template <mdkv::element T>
 struct sequence_cache<T>::layer_memory
 {
-    std::vector<T> keys, values;       // [query_heads, tokens, D]
-    std::vector<float> output_weights; // [embedding, query_heads * Dv]
+    std::vector<T> keys, values; // [query_heads, tokens, D]
 };
 
 template <mdkv::element T>
@@ -43,22 +40,11 @@ sequence_cache<T>::sequence_cache(
     : model_{&model}
     , policy_{std::move(chosen)}
     , limit_{limit}
+    , maker_{policy_, limit, model.shape().layers, model.shape().query_heads}
     , window_{window}
     , tail_tokens_{tail_tokens}
     , layers_(static_cast<std::size_t>(model.shape().layers))
-{
-    model_shape const& shape = model.shape();
-    mdkv::expects(shape.kv_heads % policy_.head_shares == 0, "policy ", policy_.label, ": head_shares is ",
-        policy_.head_shares, ", which does not divide the model's ", shape.kv_heads, " KV heads");
-    mdkv::expects(shape.layers % policy_.layer_shares == 0, "policy ", policy_.label, ": layer_shares is ",
-        policy_.layer_shares, ", which does not divide the model's ", shape.layers, " layers");
-    policy own = policy_;
-    own.depth /= static_cast<double>(own.layer_shares); // about the weights that these layers have among all
-    for (std::int64_t i = 0; i < policy_.shares(); ++i)
-    {
-        makers_.emplace_back(own, limit, shape.layers, shape.query_heads);
-    }
-}
+{}
 
 template <mdkv::element T>
 sequence_cache<T>::sequence_cache(
@@ -67,19 +53,15 @@ sequence_cache<T>::sequence_cache(
     , policy_{std::move(chosen)}
     , limit_{mdkv::budget::bytes(plan.arena)}
     , ledger_{std::make_unique<fold_ledger>()}
+    , maker_{policy_, plan, *ledger_}
     , window_{window}
     , tail_tokens_{plan.every}
     , layers_(static_cast<std::size_t>(model.shape().layers))
-{
-    mdkv::expects(policy_.shares() == 1, "--fold-every: policy ", policy_.label, " has ", policy_.shares(),
-        " shares of its budget; folds know one");
-    makers_.emplace_back(policy_, plan, *ledger_);
-}
+{}
 
 template <mdkv::element T>
-sequence_cache<T> sequence_cache<T>::folding(
-    language_model const& model, policy chosen, std::int64_t max_bytes, std::int64_t every, std::int64_t window,
-    std::string const& option)
+sequence_cache<T> sequence_cache<T>::folding(language_model const& model, policy chosen, std::int64_t max_bytes,
+    std::int64_t every, std::int64_t window, std::string const& option)
 {
     fold_plan const plan = share_memory<T>(max_bytes, every, window, chosen, model.shape(), option);
     return sequence_cache{model, std::move(chosen), plan, window};
@@ -108,9 +90,7 @@ prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv, layer_memory&
         .queries                 = kv.queries,
         .lse                     = kv.lse,
         .query_tokens            = kv.window,
-        .embedding               = shape.embedding,
         .rotation                = &model_->rotation()};
-    if (!really_replayed_.empty()) { layer.replayed = really_replayed_[static_cast<std::size_t>(kv.layer)].data(); }
     if (policy_.per_query_head && layer.group > 1)
     {
         auto const rows = static_cast<std::size_t>(shape.query_heads * kv.tokens);
@@ -123,39 +103,7 @@ prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv, layer_memory&
         layer.heads  = shape.query_heads;
         layer.group  = 1;
     }
-    if (policy_.output_weighted)
-    {
-        weight_matrix const& weights = model_->layer(kv.layer).attention_output;
-        memory.output_weights.resize(static_cast<std::size_t>(weights.rows() * weights.columns()));
-        weights.dequantise_rows(0, weights.rows(), memory.output_weights.data());
-        layer.output_weights = memory.output_weights.data();
-    }
     return layer;
-}
-
-template <mdkv::element T>
-prompt_layer<T> sequence_cache<T>::share_of(prompt_layer<T> layer, std::int64_t share) const
-{
-    layer.layers /= policy_.layer_shares;
-    layer.layer %= layer.layers;
-    layer.heads /= policy_.head_shares;
-    std::int64_t const first = share * layer.heads; // the share's first head
-    auto const at            = [first](auto const* rows, std::int64_t each) {
-        return rows == nullptr ? nullptr : rows + first * each;
-    };
-    layer.keys     = at(layer.keys, layer.tokens * layer.key_dim);
-    layer.values   = at(layer.values, layer.tokens * layer.value_dim);
-    layer.queries  = at(layer.queries, layer.group * layer.query_tokens * layer.key_dim);
-    layer.lse      = at(layer.lse, layer.group * layer.query_tokens);
-    layer.replayed = at(layer.replayed, static_cast<std::int64_t>(policy_.ratios.size()) * layer.past());
-    return layer;
-}
-
-template <mdkv::element T>
-cache_maker<T>& sequence_cache<T>::maker_of(std::int64_t layer, std::int64_t share)
-{
-    std::int64_t const part = layer / (model_->shape().layers / policy_.layer_shares);
-    return makers_[static_cast<std::size_t>(part * policy_.head_shares + share)];
 }
 
 template <mdkv::element T>
@@ -168,37 +116,8 @@ void sequence_cache<T>::score_chunk(
     unread.layer  = chunk.layer;
     unread.tokens = tokens;
     layer_memory none;
-    auto const whole = layer_of(unread, none);
-    std::int64_t const share =
-        model_->shape().query_heads / policy_.head_shares * whole.key_dim; // numbers of a token's queries
-    std::vector<T> queries(policy_.head_shares > 1 ? static_cast<std::size_t>(chunk.count * share) : 0);
-    for (std::int64_t s = 0; s < policy_.head_shares; ++s)
-    {
-        auto const layer    = share_of(whole, s);
-        layer_chunk<T> part = chunk;
-        part.keys += s * layer.heads * chunk.tokens * layer.key_dim;
-        part.values += s * layer.heads * chunk.tokens * layer.value_dim;
-        if (policy_.head_shares > 1)
-        {
-            for (std::int64_t i = 0; i < chunk.count; ++i)
-            {
-                std::copy_n(chunk.queries + (i * policy_.head_shares + s) * share, share, queries.data() + i * share);
-            }
-            part.queries = queries.data();
-        }
-        maker_of(chunk.layer, s).read(layer, part, executor, scratch);
-    }
+    maker_.read(layer_of(unread, none), chunk, executor, scratch);
     compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-template <mdkv::element T>
-void sequence_cache<T>::score_replay(
-    layer_kv<T> const& kv, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch)
-{
-    if (!policy_.replays_really()) { return; }
-    really_replayed_.resize(layers_.size());
-    really_replayed_[static_cast<std::size_t>(kv.layer)] =
-        really_replayed_losses(policy_, model_->shape(), kv, tokens - std::min(window(), tokens), executor, scratch);
 }
 
 template <mdkv::element T>
@@ -209,17 +128,10 @@ void sequence_cache<T>::compress_layer(
     auto const start       = std::chrono::steady_clock::now();
     model_shape const& own = model_->shape();
     layer_memory memory;
-    auto const whole = layer_of(kv, memory);
-    mdkv::layer_shape const shape{own.kv_heads / policy_.head_shares, own.query_heads / own.kv_heads, whole.past(),
-        whole.window, {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}};
-    std::vector<std::vector<made_cache>> shares; // [head_shares][layers that are done]
-    for (std::int64_t s = 0; s < policy_.head_shares; ++s)
-    {
-        shares.push_back(maker_of(kv.layer, s)
-                             .make(share_of(whole, s), shape, tail_tokens_, executor, scratch,
-                                 rungs == nullptr ? nullptr : rungs + s * shape.heads * shape.tokens));
-    }
-    auto made = policy_.head_shares == 1 ? std::move(shares[0]) : put_together(shares, shape);
+    auto const layer = layer_of(kv, memory);
+    mdkv::layer_shape const shape{own.kv_heads, own.query_heads / own.kv_heads, layer.past(), layer.window,
+        {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}};
+    auto made = maker_.make(layer, shape, tail_tokens_, executor, scratch, rungs);
     compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     tokens_ = kv.tokens;
     full_bytes_ += own.kv_heads * kv.tokens * (own.key_dim + own.value_dim) * std::int64_t{sizeof(T)};
@@ -239,9 +151,8 @@ std::vector<float> sequence_cache<T>::read(std::span<std::int32_t const> tokens,
     auto const question    = std::min(window_, std::ssize(tokens));
     mdkv::preset preset    = preset_of(policy_, kept, question);
     auto done              = read_in_chunks<T>(*model_, tokens, preset, encoding_of(model_->rotation()),
-        {.limit = limit_, .chunk = policy_.chunk, .slack = policy_.slack}, executor, scratch_,
-        progress);
-    tokens_ = std::ssize(tokens);
+        {.limit = limit_, .chunk = policy_.chunk, .slack = policy_.slack}, executor, scratch_, progress);
+    tokens_                = std::ssize(tokens);
     for (std::size_t i = 0; i < layers_.size(); ++i)
     {
         mdkv::compress_report report;
@@ -256,32 +167,6 @@ std::vector<float> sequence_cache<T>::read(std::span<std::int32_t const> tokens,
     full_bytes_ =
         own.layers * own.kv_heads * std::ssize(tokens) * (own.key_dim + own.value_dim) * std::int64_t{sizeof(T)};
     return std::move(done.logits);
-}
-
-template <mdkv::element T>
-void sequence_cache<T>::load(mdkv::stored_caches<T> const& file, std::int64_t full_bytes)
-{
-    for (std::size_t i = 0; i < layers_.size(); ++i)
-    {
-        auto const cache = file.layer(static_cast<std::int64_t>(i));
-        layers_[i] =
-            std::make_unique<stored_cache<T>>(cache, model_->shape().query_heads / cache.layout.heads, tail_tokens_);
-    }
-    full_bytes_ = full_bytes;
-}
-
-template <mdkv::element T>
-std::vector<mdkv::layer_to_write<T>> sequence_cache<T>::layers_to_write() const
-{
-    std::vector<mdkv::layer_to_write<T>> all;
-    for (auto const& layer : layers_)
-    {
-        auto const* const packed = dynamic_cast<packed_cache<T> const*>(layer.get());
-        mdkv::expects(packed != nullptr && ledger_ == nullptr, "policy ", policy_.label,
-            ": its caches cannot be saved; those made of rungs or of whole tokens on the CPU can");
-        all.push_back({packed->packed().view(), {}});
-    }
-    return all;
 }
 
 template <mdkv::element T>
@@ -331,6 +216,5 @@ std::int64_t sequence_cache<T>::resident_bytes() const noexcept
 
 template class sequence_cache<float>;
 template class sequence_cache<mdkv::half>;
-template class sequence_cache<mdkv::bfloat16>;
 
 } // namespace runner

@@ -5,7 +5,6 @@
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/engine/stored.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -17,12 +16,11 @@
 
 #include "language_model.hpp"
 #include "policies.hpp"
-#include "policies/cache_maker.hpp"
-#include "policies/fold_plan.hpp"
-#include "policies/layer_cache.hpp"
-#include "policies/replayed_losses.hpp"
 #include "prefill.hpp"
 #include "scratch_memory.hpp"
+#include "systems/cache_maker.hpp"
+#include "systems/fold_plan.hpp"
+#include "systems/layer_cache.hpp"
 #include "terminal.hpp"
 
 namespace runner
@@ -36,16 +34,15 @@ public:
     /// \param model         must outlive the cache
     /// \param window        last prompt tokens that are kept as they are, where the policy does not say fewer
     /// \param tail_tokens   room made for appended tokens; more of them cost a copy of the tail
-    /// \throws mdkv::invalid_argument   the policy's shares divide no heads or layers of the model
     sequence_cache(
         language_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens);
 
     /// A cache that never takes more than max_bytes, all its buffers included: it folds the tokens that are appended.
     /// \param every    tokens to append before they are folded
-    /// \param option   the command's option that asks for folds, for messages
+    /// \param option   option that asks for folds, for messages
     /// \throws mdkv::invalid_argument   as share_memory
     [[nodiscard]] static sequence_cache folding(language_model const& model, policy chosen, std::int64_t max_bytes,
-        std::int64_t every, std::int64_t window, std::string const& option = "--max-bytes");
+        std::int64_t every, std::int64_t window, std::string const& option);
 
     ~sequence_cache();
     sequence_cache(sequence_cache&&) noexcept;
@@ -56,11 +53,6 @@ public:
     /// \param tokens   of the prompt that is compressed, the first ones of prefill's
     void score_chunk(
         layer_chunk<T> const& chunk, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch);
-
-    /// Takes one layer of a second prefill, in which the first `tokens` tokens are followed by a request to repeat them
-    /// and then by themselves, for policies that really replay: before the prefill proper.
-    void score_replay(
-        layer_kv<T> const& kv, std::int64_t tokens, mdkv::cpu::executor_ref executor, scratch_memory& scratch);
 
     /// Takes one layer from prefill, which may hand over more queries than the window's (see `queries_to_keep`).
     /// \param rungs   [H, N] receives every token's rung of the policy's ratio set, or null; not for policies whose caches
@@ -74,14 +66,6 @@ public:
     /// \return logits [vocabulary] of the last token
     [[nodiscard]] std::vector<float> read(std::span<std::int32_t const> tokens, mdkv::cpu::executor_ref executor,
         std::function<void(std::int64_t, std::int64_t)> const& progress);
-
-    /// Takes all layers out of a file instead, whose bytes must outlive the cache.
-    /// \param full_bytes   of the model's cache, uncompressed
-    void load(mdkv::stored_caches<T> const& file, std::int64_t full_bytes);
-
-    /// The layers as a file holds them; views of this cache.
-    /// \throws mdkv::invalid_argument   the policy's caches are not packed, or not all layers have come
-    [[nodiscard]] std::vector<mdkv::layer_to_write<T>> layers_to_write() const;
 
     /// Appends one token's key [H * D] and value [H * Dv] and attends with its query [Hq * D]; the tail grows as needed.
     void attend(std::int64_t layer, float const* query, float const* key, float const* value, float* output,
@@ -110,22 +94,16 @@ private:
 
     struct layer_memory; // what a layer needs besides prefill's own
     [[nodiscard]] prompt_layer<T> layer_of(layer_kv<T> const& kv, layer_memory& memory) const;
-    /// A layer as the maker of one share of its heads sees it.
-    [[nodiscard]] prompt_layer<T> share_of(prompt_layer<T> layer, std::int64_t share) const;
-    /// The maker of a layer's share.
-    [[nodiscard]] cache_maker<T>& maker_of(std::int64_t layer, std::int64_t share);
-
     language_model const* model_;
     policy policy_;
     mdkv::budget limit_;
     std::unique_ptr<fold_ledger> ledger_; // the memory of layers that fold: made before them, gone after them
-    std::vector<cache_maker<T>> makers_;  // [layer_shares * head_shares]
+    cache_maker<T> maker_;
     std::int64_t window_;
     std::int64_t tail_tokens_;
     std::vector<std::unique_ptr<layer_cache>> layers_; // [layers]
     std::vector<mdkv::compress_report> reports_;
-    std::vector<std::vector<float>> really_replayed_; // [layers] losses, if there was a second prefill
-    std::vector<float> repeated_;                     // [query_heads * (D + Dv)], the key and value being appended
+    std::vector<float> repeated_; // [query_heads * (D + Dv)], the key and value being appended
     scratch_memory scratch_;
     std::int64_t tokens_     = 0; // tokens of the prompt, and those appended to the first layer
     std::int64_t full_bytes_ = 0;
@@ -139,9 +117,8 @@ private:
 /// \return logits [vocabulary] of the last token
 /// \throws interrupted   after Ctrl-C
 template <mdkv::element T>
-std::vector<float> read_showing_progress(
-    sequence_cache<T>& cache, std::span<std::int32_t const> tokens, mdkv::cpu::executor_ref executor,
-    std::string const& what = "")
+std::vector<float> read_showing_progress(sequence_cache<T>& cache, std::span<std::int32_t const> tokens,
+    mdkv::cpu::executor_ref executor, std::string const& what = "")
 {
     std::string const title = what + "reading " + std::to_string(tokens.size()) + " tokens while compressing them";
     progress_bar bar{title};
@@ -161,6 +138,5 @@ std::vector<float> read_showing_progress(
 // Compiled once, in sequence_cache.cpp: this is where the library is instantiated.
 extern template class sequence_cache<float>;
 extern template class sequence_cache<mdkv::half>;
-extern template class sequence_cache<mdkv::bfloat16>;
 
 } // namespace runner

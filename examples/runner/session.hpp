@@ -31,11 +31,6 @@ public:
         , pool_{options.threads > 0 ? options.threads : machine_threads()}
     {}
 
-    /// A text that differs between model files.
-    [[nodiscard]] std::string fingerprint() const
-    {
-        return "GGUF of " + std::to_string(file_.bytes()) + " bytes, " + std::to_string(file_.fingerprint());
-    }
     [[nodiscard]] tokenizer const& words() const noexcept { return words_; }
     [[nodiscard]] language_model const& model() const noexcept { return model_; }
     [[nodiscard]] mdkv::cpu::executor_ref executor() noexcept { return pool_; }
@@ -76,9 +71,8 @@ template <class Body>
 auto with_element(std::string const& name, Body const& body)
 {
     if (name == "f16") { return body.template operator()<mdkv::half>(); }
-    if (name == "bf16") { return body.template operator()<mdkv::bfloat16>(); }
     if (name == "f32") { return body.template operator()<float>(); }
-    throw mdkv::invalid_argument{"element: \"" + name + "\" is unknown; there are f16, bf16, f32"};
+    throw mdkv::invalid_argument{"element: \"" + name + "\" is unknown; there are f16, f32"};
 }
 
 } // namespace runner

@@ -18,7 +18,6 @@
 #include "support/decoding.hpp"
 #include "support/gguf_bytes.hpp"
 #include "support/packed.hpp"
-#include "support/piece_vocabulary.hpp"
 #include "support/stored.hpp"
 #include "support/synthetic_llama.hpp"
 
@@ -107,7 +106,6 @@ int main(int argc, char** argv)
             .qwen2                                    = qwen2}};
         all.add("gguf", model.writer().bytes());
     }
-    add_words(all, piece_vocabulary{{"He", "\xe2\x96\x81", "ll", "Hell"}}.parts("{{ '[INST]' }}"));
     gguf_parts bytes;
     runner::byte_alphabet const alphabet;
     std::vector<std::string> tokens;
@@ -134,15 +132,6 @@ int main(int argc, char** argv)
     {
         all.add("options", text);
     }
-
-    all.add("samples",
-        R"({"task": "t", "context": "c", "question": "q", "answers": ["a", "b"], "id": "7", "length": 5})"
-        "\n\n"
-        R"({"task": "t", "context": "c", "question": "", "answer": "a", "all_classes": null})"
-        "\n");
-    all.add("samples",
-        R"({"task": "vt", "context": "c", "question": "q", "answer_prefix": " Answer:", "answers": ["b"],)"
-        R"( "max_new_tokens": 30, "chat": true, "stop_at_newline": false})");
 
     for (char const byte : {'\0', '\1', '\x7f'})
     {

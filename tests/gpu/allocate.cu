@@ -17,10 +17,6 @@
 
 #include <doctest/doctest.h>
 
-#if __has_include(<machine.hpp>)
-#    include <machine.hpp>
-#endif
-
 namespace
 {
 
@@ -147,35 +143,6 @@ TEST_CASE("allocate on the GPU serves plateaus over many pieces, wide steps, and
     CHECK(same_everywhere(layer{3, 0, {0, 4}}, {7}));
     CHECK(same_everywhere(layer{0, 3, {0, 4}}, {7}));
 }
-
-#if __has_include(<machine.hpp>)
-TEST_CASE("allocate starts thirteen kernels at most, however many upgrades and changes of heads the losses ask for")
-{
-    // Every token's upgrades save alike but for the last bits, and every head changes its projections at a multiplier of its
-    // own: once one pass an upgrade, and one a combination of heads.
-    source random{"gpu/allocate launches"};
-    layer in{12, 300, {0, 3, 5, 64}};
-    in.project({1}, 300);
-    in.project({2}, 600);
-    for (index_t h = 0; h < in.heads; ++h)
-    {
-        for (index_t i = 0; i < in.tokens; ++i)
-        {
-            for (index_t r = 0; r < 4; ++r)
-            {
-                in.of(h, r, i) = (1.0F + static_cast<float>(h) * 0.01F + static_cast<float>(random.below(9)) * 0x1p-22F)
-                                 * static_cast<float>(64 - in.cost[at(r)]);
-            }
-        }
-    }
-    for (bool const spend : {true, false})
-    {
-        auto const before = emulation::total().kernels;
-        static_cast<void>(on_gpu(in, {in.most() / 3 + 61}, {.spend_leftover = spend}));
-        CHECK(emulation::total().kernels - before <= 13);
-    }
-}
-#endif
 
 TEST_CASE("allocate on the GPU asks for its scratch without touching anything")
 {

@@ -14,7 +14,7 @@
 
 #include <doctest/doctest.h>
 
-// What the emulated GPU answers here, a real one must answer, too.
+// The executor of PTX must answer here as a real GPU does.
 
 namespace
 {

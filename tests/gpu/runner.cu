@@ -14,9 +14,9 @@
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pack.hpp>
 
-#include "bench/quality/policies/layer_cache.hpp"
-#include "bench/quality/policies/packed_cache.hpp"
-#include "bench/quality/policies/prompt_layer.hpp"
+#include "runner/systems/layer_cache.hpp"
+#include "runner/systems/packed_cache.hpp"
+#include "runner/systems/prompt_layer.hpp"
 #include "examples/runner/device_layers.hpp"
 #include "examples/runner/scratch_memory.hpp"
 #include "gpu/support/device_packed.hpp"

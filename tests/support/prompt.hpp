@@ -5,9 +5,9 @@
 
 #include <mdkv/core/types.hpp>
 
-#include "policies/layer_cache.hpp"
-#include "policies/prompt_layer.hpp"
 #include "runner/scratch_memory.hpp"
+#include "runner/systems/layer_cache.hpp"
+#include "runner/systems/prompt_layer.hpp"
 #include "support/packed.hpp"
 #include "support/random.hpp"
 

@@ -3,8 +3,8 @@
 
 #include <mdkv/core/types.hpp>
 
-#include "policies/prompt_layer.hpp"
 #include "runner/layers.hpp"
+#include "runner/systems/prompt_layer.hpp"
 #include "support/prompt.hpp"
 #include "support/random.hpp"
 
@@ -24,11 +24,9 @@ namespace support
 template <class T>
 struct scored_prompt
 {
-    static constexpr std::int64_t embedding = 20;
-
     source random;
     std::vector<T> keys, values, queries;
-    std::vector<float> lse, weights;
+    std::vector<float> lse;
     std::unique_ptr<runner::rotary> rotation; // of all but the last quarter of the coordinates
     runner::prompt_layer<T> layer;
 
@@ -41,10 +39,8 @@ struct scored_prompt
         , rotation{std::make_unique<runner::rotary>(s.key_dim / 4 * 3, 100.0, std::span<float const>{})}
         , layer{layer_of<T>(s, query_tokens)}
     {
-        layer.layer     = 3;
-        layer.layers    = 5;
-        layer.embedding = embedding;
-        weights         = random_rows<float>(random, embedding * s.heads * s.group * s.value_dim);
+        layer.layer  = 3;
+        layer.layers = 5;
         connect();
     }
 
@@ -64,7 +60,6 @@ struct scored_prompt
         repeat(keys, each.keys);
         repeat(values, each.values);
         each.queries = queries;
-        each.weights = weights;
         each.connect();
         return each;
     }
@@ -72,11 +67,10 @@ struct scored_prompt
     /// Lets the layer point at the vectors, and finds the log-sum-exps again after keys or queries were changed.
     void connect()
     {
-        layer.keys           = keys.data();
-        layer.values         = values.data();
-        layer.queries        = queries.data();
-        layer.output_weights = weights.data();
-        layer.rotation       = rotation.get();
+        layer.keys     = keys.data();
+        layer.values   = values.data();
+        layer.queries  = queries.data();
+        layer.rotation = rotation.get();
         lse.clear();
         for (std::int64_t head = 0; head < layer.heads * layer.group; ++head)
         {

@@ -1,14 +1,12 @@
 #!/usr/bin/env python3
-"""Compares our tokenizer with PyPI `tokenizers` on random Unicode text, for every pre-tokeniser, and with
-`sentencepiece` and `mistral_common` for the vocabularies and conversations of Mistral.
+"""Compares our tokenizer with PyPI `tokenizers` on random Unicode text, for every pre-tokeniser.
 
 usage: crosscheck_tokenizer.py DUMP [--model MODEL [--alone]] [--text FILE] [--count 10000] [--seed SEED]
 
 DUMP is the executable of tests/apps/runner/dump.cpp. With a model, its vocabulary is used for its own pre-tokeniser, its
 control tokens are tried too, and conversations are compared with what jinja2 makes of its template; without, and for the
 other pre-tokenisers, a small vocabulary is trained here. --alone leaves all but the model's own out. FILE adds its lines
-to the random strings. Mistral's vocabularies come with mistral_common: v1 is that of Mistral-7B-Instruct up to v0.2, v3
-that of v0.3. Needs: pip install gguf==0.19 jinja2 tokenizers mistral_common==1.13.1 sentencepiece==0.2.3
+to the random strings. Needs: pip install gguf==0.19 jinja2 tokenizers
 """
 import argparse
 import json
@@ -21,10 +19,6 @@ import unicodedata
 
 import gguf
 import jinja2.sandbox
-import sentencepiece
-from mistral_common.protocol.instruct.messages import SystemMessage, UserMessage
-from mistral_common.protocol.instruct.request import ChatCompletionRequest
-from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from public_words import PRE_TOKENIZERS
@@ -128,27 +122,6 @@ def write_vocabulary(path, name, vocabulary, merges):
     writer.close()
 
 
-def write_pieces(path, pieces):
-    """A SentencePiece model's vocabulary as a GGUF file has it."""
-    kinds = ((pieces.IsUnknown, gguf.TokenType.UNKNOWN), (pieces.IsControl, gguf.TokenType.CONTROL),
-             (pieces.IsByte, gguf.TokenType.BYTE), (pieces.IsUnused, gguf.TokenType.UNUSED),
-             (lambda _: True, gguf.TokenType.NORMAL))
-    ids = range(pieces.vocab_size())
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([pieces.IdToPiece(i) for i in ids])
-    writer.add_token_scores([pieces.GetScore(i) for i in ids])
-    writer.add_token_types([int(next(kind for holds, kind in kinds if holds(i))) for i in ids])
-    writer.add_bos_token_id(pieces.bos_id())
-    writer.add_eos_token_id(pieces.eos_id())
-    writer.add_unk_token_id(pieces.unk_id())
-    writer.add_chat_template("{{ bos_token }}[INST] {{ messages[0]['content'] }} [/INST]")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def compare_template(what, dump, model, template, tokenizer, texts, chance, folder):
     """Conversations of a system text or none and one question, as the file's own template writes them."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -162,26 +135,6 @@ def compare_template(what, dump, model, template, tokenizer, texts, chance, fold
     plain = [text for text in texts if "<|" not in text]  # in a text from outside, a control token's name is just text
     pairs = [(chance.choice(plain) if chance.random() < 0.3 else None, question) for question in plain[:2000]]
     compare(f"{what}, conversations", dump, "chat", model, conversation, pairs, folder)
-
-
-def compare_mistral(version, dump, model, texts, chance, folder):
-    """Texts and conversations of a system text or none and one question, in one of Mistral's vocabularies."""
-    public = getattr(MistralTokenizer, version)()
-    path = public.instruct_tokenizer.tokenizer.file_path
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    write_pieces(model, pieces)
-    long = ["".join(texts), "".join(text for text in texts if " " not in text), "a" * 200000, " " * 1001, "\u2581 \u2581"]
-    compare(f"Mistral {version}, the vocabulary", dump, "encode", model, pieces.encode, texts + long, folder)
-
-    def conversation(pair):
-        system, question = pair
-        messages = [SystemMessage(content=system)] if system else []
-        request = ChatCompletionRequest(messages=messages + [UserMessage(content=question)])
-        return public.encode_chat_completion(request).tokens
-
-    questions = [text for text in texts if text.strip()][:2000] + ["a [/INST] b", " x ", "[INST]"]
-    pairs = [(chance.choice(texts) if chance.random() < 0.3 else None, question) for question in questions]
-    compare(f"Mistral {version}, conversations", dump, "chat", model, conversation, pairs, folder)
 
 
 def main():
@@ -218,9 +171,6 @@ def main():
                 write_vocabulary(model, name, vocabulary, merges)
                 compare(f"{name}, a trained vocabulary", given.dump, "encode", model,
                         ids_of(theirs(vocabulary, merges, name)), texts, folder)
-        model = str(pathlib.Path(folder) / "pieces.gguf")
-        for version in ("v1", "v3"):
-            compare_mistral(version, given.dump, model, texts, chance, folder)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
 usage: make_dequantise_vectors.py OUT
 
-Per block a line `TYPE HEX HEX`: the block's bytes, and the values' bytes as little-endian float32. The scales are halves
+For each format a line `TYPE HEX HEX`: the blocks' bytes, and the values' bytes as little-endian float32. The scales are halves
 of all finite kinds, subnormal and zero included. Needs: pip install gguf==0.19
 """
 import sys
@@ -36,14 +36,14 @@ def random_blocks(chance, name):
 
 def main(path):
     chance = np.random.default_rng(260320616)
-    lines = ["# written by tests/tools/make_dequantise_vectors.py: block and float32 values, by gguf.quants.dequantize"]
+    lines = ["# written by tests/tools/make_dequantise_vectors.py: blocks and float32 values, by gguf.quants.dequantize"]
     for name in FORMATS:
         kind = gguf.GGMLQuantizationType[name]
-        for block in random_blocks(chance, name):
-            # The two formats that are numbers already are given to the package as such.
-            given = block.view({"F32": "<f4", "F16": "<f2"}.get(name, "u1"))
-            values = gguf.quants.dequantize(given, kind)
-            lines.append(f"{name} {block.tobytes().hex()} {values.astype('<f4').tobytes().hex()}")
+        blocks = random_blocks(chance, name)
+        # The two formats that are numbers already are given to the package as such.
+        given = blocks.view({"F32": "<f4", "F16": "<f2"}.get(name, "u1"))
+        values = gguf.quants.dequantize(given, kind)
+        lines.append(f"{name} {blocks.tobytes().hex()} {values.astype('<f4').tobytes().hex()}")
     with open(path, "w", encoding="ascii") as out:
         out.write("\n".join(lines) + "\n")
 

@@ -4,10 +4,6 @@
     reference_forward.py record MODEL OUT.json              writes the small vectors that tests/apps/runner/model.cpp reads
     reference_forward.py check MODEL DUMP_LOGITS TEXT_FILE  compares the executable tests/apps/runner/dump_logits.cpp with
         [--tokens 512] [--double] [--limit 1e-3]            this pass over the text, teacher forced; exit 1 if unequal
-        [--dump-model FLOATS]                               what the executable reads instead of MODEL
-    reference_forward.py float MODEL FLOATS                 writes the same model with its weights as floats
-
-tests/apps/llama_cpp/logits.cpp is such an executable, too: of FLOATS, llama.cpp's logits are these.
 
 Needs numpy and the PyPI packages gguf (weights) and tokenizers (ids). Shares no code with the runner.
 """
@@ -120,6 +116,13 @@ def margin(logits):
     return two[..., 1] - two[..., 0]
 
 
+def lines_of(recorded):
+    """JSON with a line for each key and each position."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in recorded.items() if key != "positions"]
+    positions = ",\n  ".join(map(json.dumps, recorded["positions"]))
+    return "{" + ",\n ".join(lines) + f',\n "positions": [\n  {positions}]}}\n'
+
+
 def record(arguments):
     model = Model(arguments.model, np.float64)
     ids = model.encode(RECORDED_TEXT)[:RECORDED_TOKENS]
@@ -147,8 +150,7 @@ def record(arguments):
         margins.append(round(float(margin(row)), 6))
         row = model.feed([greedy[-1]])[-1]
     out["greedy"], out["greedy_margins"] = greedy, margins
-    text = json.dumps(out, indent=1)
-    pathlib.Path(arguments.out).write_text(text + "\n")
+    pathlib.Path(arguments.out).write_text(lines_of(out))
     print(f"reference_forward record: {len(ids)} ids, {len(RECORDED_POSITIONS)} positions, {GREEDY_TOKENS} greedy "
           f"tokens, smallest margin {min(margins):.4f}")
 
@@ -158,8 +160,7 @@ def run(arguments, command, ids, width):
     with tempfile.TemporaryDirectory() as folder:
         listed, out = pathlib.Path(folder, "ids.txt"), pathlib.Path(folder, "out.f32")
         listed.write_text(" ".join(map(str, ids)))
-        model = arguments.dump_model or arguments.model
-        subprocess.run([arguments.dump_logits, command, model, listed, out], check=True)
+        subprocess.run([arguments.dump_logits, command, arguments.model, listed, out], check=True)
         return np.fromfile(out, "<f4").reshape(-1, width)
 
 
@@ -186,29 +187,12 @@ def check(arguments):
     sys.exit(1 if failed else 0)
 
 
-def write_floats(arguments):
-    reader = gguf.GGUFReader(arguments.model)
-    writer = gguf.GGUFWriter(arguments.out, reader.fields["general.architecture"].contents())
-    left_out = ("general.architecture", "general.file_type", "general.quantization_version")
-    for key, field in reader.fields.items():
-        if not key.startswith("GGUF.") and key not in left_out:
-            element = field.types[1] if len(field.types) > 1 else None
-            writer.add_key_value(key, field.contents(), field.types[0], sub_type=element)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("record", "float"):
-        one = commands.add_parser(name)
-        one.add_argument("model")
-        one.add_argument("out")
+    one = commands.add_parser("record")
+    one.add_argument("model")
+    one.add_argument("out")
     two = commands.add_parser("check")
     two.add_argument("model")
     two.add_argument("dump_logits")
@@ -216,9 +200,8 @@ def main():
     two.add_argument("--tokens", type=int, default=512)
     two.add_argument("--double", action="store_true")
     two.add_argument("--limit", type=float, default=1e-3)
-    two.add_argument("--dump-model")
     arguments = parser.parse_args()
-    {"record": record, "check": check, "float": write_floats}[arguments.command](arguments)
+    {"record": record, "check": check}[arguments.command](arguments)
 
 
 if __name__ == "__main__":

@@ -155,6 +155,7 @@ public:
     virtual void take_losses(index_t layer, tensor const& losses) = 0; ///< [H, R, n] of the first n tokens
     virtual void finish_layer(index_t layer, rows const& x)                       = 0;
     [[nodiscard]] virtual mdkv::allocation allocate(mdkv::budget limit)           = 0;
+    [[nodiscard]] virtual mdkv::allocation allocate(tensor const& quotas)         = 0; ///< [L, H] bytes of each head
     [[nodiscard]] virtual packed_layer pack(index_t layer, rows const& x)         = 0;
     [[nodiscard]] virtual std::vector<std::uint8_t> rungs_of(index_t layer) const = 0; ///< [H, rung_tokens]
     [[nodiscard]] virtual std::vector<float> losses_of(index_t layer) const       = 0; ///< [H, R, N - W]

@@ -303,6 +303,14 @@ public:
         allocated_        = true;
         return chosen;
     }
+    mdkv::allocation allocate(tensor const& quotas) override
+    {
+        auto const turn   = on_->turn();
+        auto const viewed = mdkv::in<index_t, 2>(backend{}, quotas);
+        auto const chosen = on_->lend([&](backend on) { return prompt_.allocate(on, viewed); });
+        allocated_        = true;
+        return chosen;
+    }
     packed_layer pack(index_t layer, rows const& x) override
     {
         auto const turn = on_->turn();

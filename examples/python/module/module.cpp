@@ -337,12 +337,20 @@ void bind_prompt(nb::module_& m)
             "and values [H, N, Dv] of all, and the queries' log-sum-exps [H*G, Q], if they are known.")
         .def(
             "allocate",
-            [](prompt_object& x, nb::handle limit) {
+            [](prompt_object& x, nb::handle limit, std::optional<input> const& quotas) {
+                if (quotas)
+                {
+                    mdkv::expects(limit.is_none(), "prompt::allocate: there are both a limit and quotas; give one");
+                    viewed const given{*quotas};
+                    return choice_of(unlocked([&] { return x.of->allocate(*given); }), x.preset.ratios);
+                }
                 auto const bytes = before_exchange(ranks_of(x.ranks), [&] { return budget_of(limit); });
                 return choice_of(unlocked([&] { return x.of->allocate(bytes); }), x.preset.ratios);
             },
-            nb::arg("limit"),
-            "Chooses every token's rung within a limit, for all layers at once if the preset is shared. "
+            nb::arg("limit") = nb::none(), nb::arg("quotas") = nb::none(),
+            "Chooses every token's rung within a limit, for all layers at once if the preset is shared, or within "
+            "quotas, int64 [L, H]: the bytes that each head may spend on tokens, projections and channels, beside its "
+            "window. "
             "May be called again with another limit. Returns the choice over all layers: status, multiplier (of "
             "the limit), loss, dual (no choice loses less), limit (of the tokens before the window, without "
             "stand-ins), token_bytes, charged_bytes (of projections), and tokens by the name of their rung.")

@@ -29,9 +29,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "../../runner/file_error.hpp"
-#include "../../runner/file_replacement.hpp"
 #include "engine.hpp"
+#include "file_replacement.hpp"
 #include "host.hpp"
 #include "module.hpp"
 #include "tensors.hpp"
@@ -163,7 +162,7 @@ template <class Layers>
 void write_file(
     std::string const& path, mdkv::cache_identity const& identity, mdkv::cache_place const& place, Layers layers)
 {
-    runner::file_replacement file{path};
+    file_replacement file{path};
     mdkv::write([&](std::span<std::byte const> bytes) { file.write(bytes); }, identity, place, layers);
     file.commit();
 }
@@ -354,7 +353,7 @@ void bind_storing(nb::module_& m)
         {
             std::rethrow_exception(thrown);
         }
-        catch (runner::file_error const& error)
+        catch (file_error const& error)
         {
             std::string const text = error.what(); // names a path, which may be any bytes
             nb::object const message =

@@ -1,4 +1,4 @@
-"""test_every_decoder.py: every_decoder.py with a dozen kinds of models; the whole list takes minutes (every_decoder.md)."""
+"""test_every_decoder.py: every_decoder.py with a dozen kinds of models; the whole list takes minutes."""
 import pathlib
 import re
 import subprocess

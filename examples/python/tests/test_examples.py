@@ -1,8 +1,6 @@
-"""test_examples.py: three_questions.py, its notebook, saved_prompt.py and long_prompt.py, with a small random model and a made text."""
+"""test_examples.py: three_questions.py, saved_prompt.py and long_prompt.py, with a small random model and a made text."""
 import argparse
-import json
 import pathlib
-import re
 import sys
 
 import pytest
@@ -69,13 +67,3 @@ def test_long_prompt(tmp_path, monkeypatch):
     lines = [long_prompt.line(chosen, name, model, tokenizer, *prompt).removeprefix(name).split() for name in long_prompt.NAMES]
     full, held, reading = (float(one[0]) for one in lines)
     assert full > held == reading > 0 and all(one[-3:] == ["0", "of", "4"] for one in lines)
-
-
-def test_the_notebook_is_whole():
-    notebook = json.loads((FOLDER / "three_questions.ipynb").read_text())
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            compile("".join(cell["source"]), "three_questions.ipynb", "exec")
-            assert cell["outputs"] == []
-            for name in re.findall(r"example\.(\w+)\(", "".join(cell["source"])):
-                assert hasattr(three_questions, name), name

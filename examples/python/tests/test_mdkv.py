@@ -65,6 +65,27 @@ def test_everything_kept_is_full_attention(random, name, dtype, rounding):
     assert off(got, want) < rounding and np.abs(lse - want_lse).max() < 1e-4
 
 
+def test_quotas_of_heads(random):
+    queries, keys, values = prompt_rows(random, np.float16)
+    prompt = mdkv.Prompt(mdkv.preset("by_window"), layers=2, heads=H, group=G, key_dim=D, tokens=N, dtype="float16")
+    for layer in range(2):
+        prompt.finish_layer(layer, queries[:, -64:], keys, values)
+    token = 2 * D * 2  # bytes
+    quotas = np.array([[40 * token, 80 * token], [20 * token, 160 * token]])
+    chosen = prompt.allocate(quotas=quotas)
+    assert 0.9 * quotas.sum() < chosen["token_bytes"] <= quotas.sum()
+    sizes = [prompt.pack(layer, queries[:, -64:], keys, values)[0].bytes["arena"] for layer in range(2)]
+    window = H * mdkv.preset("by_window").window * token
+    assert all(0.9 * quota.sum() < size <= quota.sum() + window for size, quota in zip(sizes, quotas))
+    even = prompt.allocate(quotas=np.full((2, H), 75 * token))
+    assert even["loss"] != chosen["loss"]
+    for wrong, message in ((dict(limit=0.5, quotas=quotas), "both a limit and quotas"), (dict(quotas=quotas[:1]), "quotas"),
+                           (dict(quotas=quotas.astype(np.float32)), "int64")):
+        with pytest.raises(ValueError, match=message):
+            prompt.allocate(**wrong)
+
+
+
 @pytest.mark.parametrize("name", ["best", "any_question", "by_window", "paper", "evict"])
 def test_budgets_hold_and_more_bytes_lose_less(random, name):
     queries, keys, values = prompt_rows(random)

@@ -1,5 +1,5 @@
 """test_storing.py: layers and caches in files: the same bits afterwards, from the file's own pages, in other processes; files
-of others; and, where MDKV_RUN names the program mdkv_run and MDKV_REFERENCE_MODEL a GGUF file, the program's own files."""
+of others."""
 import copy
 import json
 import os
@@ -493,30 +493,3 @@ def test_a_prompt_of_a_real_model_answers_from_a_file(hf, tmp_path, variable):
     options = dict(max_new_tokens=8, do_sample=False, attention_mask=torch.ones_like(ids))
     answers = [model.generate(ids, past_key_values=one, **options)[0, ids.shape[1]:].tolist() for one in (cache, loaded)]
     assert answers[0] == answers[1], [tokenizer.decode(one) for one in answers]
-
-
-def test_mdkv_runs_files(hf, tmp_path):
-    program, variable = os.environ.get("MDKV_RUN"), "MDKV_REFERENCE_MODEL"
-    if not program:
-        pytest.skip("MDKV_RUN names no mdkv_run")
-    tokenizer = hf.real_model(variable)[1]
-    text = "The lighthouse keeper wrote one line a day. " * 30
-    (tmp_path / "text").write_text(text)
-
-    def run(*options):
-        return subprocess.run([program, "generate", "--model", os.environ[variable], "--prompt-file", str(tmp_path / "text"), "--raw",
-                               "--threads", "1", "--max-tokens", "8", *options], capture_output=True, text=True, check=True).stdout
-
-    answer = run("--policy", "best", "--budget", "25%", "--save", str(tmp_path / "a"))
-    with pytest.raises(ValueError, match='model is "GGUF of') as refused:
-        mdkv.load(tmp_path / "a")
-    name = str(refused.value).split('model is "')[1].split('"')[0]
-    stored, ids = mdkv.load(tmp_path / "a", model=name), tokenizer(text)["input_ids"]
-    assert stored.tokens == stored.tokens_shared(ids) == len(ids) > 256
-    layers = [stored.layer(i) for i in range(len(stored))]
-    output = np.empty((stored.heads, 1, layers[0].value_dim), np.float16)
-    layers[-1].attend(np.ones((stored.heads, 1, layers[0].key_dim), np.float16), output)
-    assert np.isfinite(output).all() and output.any()
-    mdkv.save(tmp_path / "b", layers, model=name, tokens=ids, attachment=stored.attachment)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert run("--load", str(tmp_path / "b")) == answer

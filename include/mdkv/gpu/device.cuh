@@ -111,7 +111,7 @@ __device__ __forceinline__ void atomic_min(T* to, T value)
 }
 
 /// The V at an address that is a multiple of sizeof(V), in one load. Kernels written by hand load and store vectors by these two
-/// functions alone, so that the emulated GPU sees every address; jobs do by load_all, store_all and copy_bytes, which look at it.
+/// functions alone, whose addresses must be aligned; jobs do by load_all, store_all and copy_bytes, which look at them.
 template <class V>
 [[nodiscard]] __device__ __forceinline__ V load(void const* from)
 {
@@ -240,23 +240,20 @@ template <element T>
 
 inline constexpr int stamps = 8; ///< most points of a kernel that are stamped
 
-#ifdef MDKV_STAMPS
-/// Where a program that defines MDKV_STAMPS wants stamps: [blocks][stamps][2]; null: nowhere.
+#ifdef MDKV_STAMPS // for a benchmark
+/// Where stamps are wanted: [blocks][stamps][2]; null: nowhere.
 static __device__ long long* stamp_memory;
-#endif
-
-/// Notes when the block's first thread comes by point `number` of a kernel, in cycles of its multiprocessor and in nanoseconds:
-/// for a benchmark. No code without MDKV_STAMPS.
-__device__ __forceinline__ void stamp([[maybe_unused]] int number)
+/// Notes when the block's first thread comes by point `number` of a kernel, in its multiprocessor's cycles and in nanoseconds.
+__device__ __forceinline__ void stamp(int number)
 {
-#ifdef MDKV_STAMPS
     if (stamp_memory == nullptr || thread() != 0) { return; }
-    long long now = 0;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
     long long* const to = stamp_memory + (block() * stamps + number) * 2;
     to[0]               = clock64();
-    to[1]               = now;
-#endif
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(to[1])::"memory");
 }
+#else
+__device__ __forceinline__ void stamp(int /*number*/)
+{}
+#endif
 
 } // namespace MDKV_NAMESPACE::gpu::device

@@ -14,8 +14,8 @@
 #include "support/compare.hpp"
 #include "support/random.hpp"
 
-TEST_CASE_TEMPLATE("rows of every 16-bit pattern widen as one element does, at every length around a register", T,
-    mdkv::half, mdkv::bfloat16)
+TEST_CASE_TEMPLATE(
+    "rows of every 16-bit pattern widen as one element does, at every length around a register", T, mdkv::half)
 {
     std::vector<T> all(65536);
     for (std::size_t i = 0; i < all.size(); ++i) { all[i] = std::bit_cast<T>(static_cast<std::uint16_t>(i)); }
@@ -40,8 +40,8 @@ TEST_CASE_TEMPLATE("rows of every 16-bit pattern widen as one element does, at e
     }
 }
 
-TEST_CASE_TEMPLATE("rows narrow and round as one element does, ties to even, overflow to infinity", T, float,
-    mdkv::half, mdkv::bfloat16)
+TEST_CASE_TEMPLATE(
+    "rows narrow and round as one element does, ties to even, overflow to infinity", T, float, mdkv::half)
 {
     std::vector<float> values = {0.0F, -0.0F, 1.0F, 1.0F + 0x1p-11F, 1.0F + 0x1p-8F, 65520.0F, -65519.0F, 3.4e38F,
         1e-7F, 0x1p-25F, -0x1p-24F, 6e-8F};

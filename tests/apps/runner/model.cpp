@@ -181,8 +181,7 @@ TEST_CASE("steps on a plain cache agree with the definition at every position")
     }
 }
 
-TEST_CASE_TEMPLATE(
-    "a prefill continued by steps equals the prefill of the longer text", T, float, mdkv::half, mdkv::bfloat16)
+TEST_CASE_TEMPLATE("a prefill continued by steps equals the prefill of the longer text", T, float, mdkv::half)
 {
     // With a narrow element a last-bit difference can flip the rounding of a key: one unit of 2^-11 or 2^-8.
     double const tolerance = std::is_same_v<T, float> ? 5e-5 : std::is_same_v<T, mdkv::half> ? 5e-3 : 4e-2;
@@ -201,7 +200,7 @@ TEST_CASE_TEMPLATE(
     CHECK_MESSAGE(worst.within(tolerance), worst);
 }
 
-TEST_CASE_TEMPLATE("a narrow element rounds keys, values and queries and little else", T, mdkv::half, mdkv::bfloat16)
+TEST_CASE_TEMPLATE("a narrow element rounds keys, values and queries and little else", T, mdkv::half)
 {
     double const unit = std::is_same_v<T, mdkv::half> ? 0x1p-11 : 0x1p-8;
     llama_sizes const sizes{.layers = 1};

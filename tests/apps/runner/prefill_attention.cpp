@@ -116,8 +116,8 @@ double attend_naively(layer_inputs<T> const& in, std::int64_t token, std::int64_
 
 } // namespace
 
-TEST_CASE_TEMPLATE("streamed attention equals the definition over block borders, chunks and head groups", T, float,
-    mdkv::half, mdkv::bfloat16)
+TEST_CASE_TEMPLATE(
+    "streamed attention equals the definition over block borders, chunks and head groups", T, float, mdkv::half)
 {
     for (double const spread : {1.0, 300.0})
     { // 300: some weights are far below the smallest float

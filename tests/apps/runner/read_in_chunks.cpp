@@ -100,7 +100,7 @@ TEST_CASE("a prompt that is compressed while it is read stays within its limit, 
 
 TEST_CASE("policies that cannot compress while reading are refused by name")
 {
-    for (std::string const policy : {"by_window", "paper", "evict", "best[rows=real]", "best[head_shares=2]"})
+    for (std::string const policy : {"by_window", "paper", "evict", "best[rows=window]"})
     {
         CAPTURE(policy);
         std::string const with = policy.ends_with(']') ? policy.substr(0, policy.size() - 1) + "+while_reading=yes]"

@@ -121,8 +121,7 @@ std::vector<std::string> every_policy()
 
 } // namespace
 
-TEST_CASE_TEMPLATE(
-    "a full budget reproduces the full cache's logits to float rounding", T, float, mdkv::half, mdkv::bfloat16)
+TEST_CASE_TEMPLATE("a full budget reproduces the full cache's logits to float rounding", T, float, mdkv::half)
 {
     support::synthetic_llama const llama{{.layers = 3, .key_dim = 8, .value_dim = 16}};
     auto const model  = runner::language_model::load(llama.writer().file());
@@ -136,7 +135,6 @@ TEST_CASE_TEMPLATE(
     score_file const scores{model.shape()};
     for (std::string const& name : every_policy())
     {
-        if (name == "think" || name == "h2o_decode") { continue; } // which lose something at any budget
         CAPTURE(name);
         // With the policy "full" the budget is not read.
         auto const size = name == "full" ? 1 : 70;
@@ -151,7 +149,7 @@ TEST_CASE_TEMPLATE(
         }
         // Appended keys and values are rounded to T in both, so that only the order of float sums differs; where it moves
         // one across a rounding boundary, one unit of T follows.
-        CHECK(worst < (std::is_same_v<T, float> ? 1e-4 : std::is_same_v<T, mdkv::half> ? 2e-2 : 2e-1));
+        CHECK(worst < (std::is_same_v<T, float> ? 1e-4 : 2e-2));
     }
 }
 
@@ -340,88 +338,11 @@ TEST_CASE("one budget for all layers gives them what their tokens are worth, and
     runner::sequence_cache<float> narrow{
         model, runner::parse_policy("by_window[budget=model]"), mdkv::budget::kv_size(window - 1), window, 16};
     CHECK_THROWS_AS(static_cast<void>(continue_compressed(model, tokens, 120, narrow)), mdkv::invalid_argument);
-    CHECK_THROWS_WITH_AS(static_cast<void>(runner::sequence_cache<float>::folding(
-                             model, runner::parse_policy("by_window[budget=model]"), 1 << 20, 16, window)),
-        "--max-bytes: policy by_window[budget=model] shares bytes among the heads of all layers; here every layer gets "
-        "the "
-        "same",
+    CHECK_THROWS_WITH_AS(static_cast<void>(runner::sequence_cache<float>::folding(model,
+                             runner::parse_policy("by_window[budget=model]"), 1 << 20, 16, window, "--fold-every")),
+        "--fold-every: policy by_window[budget=model] shares bytes among the heads of all layers; here every layer "
+        "gets the same",
         mdkv::invalid_argument);
-}
-
-TEST_CASE("equal shares of heads or of layers are chosen for by themselves, each within its part of the bytes")
-{
-    support::synthetic_llama const llama{{.layers = 3, .key_dim = 8, .value_dim = 16}};
-    auto const model        = runner::language_model::load(llama.writer().file());
-    auto const tokens       = text(140, model.shape().vocabulary);
-    std::int64_t const H    = model.shape().kv_heads;
-    std::int64_t const each = 30 * 24 * 4; // bytes of a head's budget
-    REQUIRE(H == 2);
-    auto const cache_of = [&](std::string const& name, std::int64_t kv_size) {
-        return runner::sequence_cache<float>{
-            model, runner::parse_policy(name), mdkv::budget::kv_size(kv_size), window, 16};
-    };
-    for (std::string const name : {"by_window[budget=model+layer_shares=3]", "by_window[head_shares=2]",
-             "by_window[rows=both+budget=model+depth=1+head_shares=2+layer_shares=3]", "paper[head_shares=2]"})
-    {
-        CAPTURE(name);
-        auto cache = cache_of(name, 30);
-        static_cast<void>(continue_compressed(model, tokens, 120, cache));
-        REQUIRE(cache.reports().size() == 3);
-        CHECK(cache.resident_bytes() <= 3 * H * each);
-        for (auto const& report : cache.reports())
-        {
-            std::int64_t counted = 0;
-            for (auto const n : report.chosen.tokens) { counted += n; }
-            CHECK(report.shape.heads == H);
-            CHECK(counted == H * report.shape.tokens);
-            CHECK(report.budget_bytes == H * each);
-            CHECK(report.resident_bytes <= H * each);
-            CHECK(report.resident_bytes > H * each - 200);
-        }
-    }
-    auto const logits = [&](std::string const& name, std::int64_t kv_size) {
-        auto cache = cache_of(name, kv_size);
-        return continue_compressed(model, tokens, 120, cache);
-    };
-    CHECK(logits("by_window[head_shares=2]", 120) == logits("by_window", 120)); // everything is kept
-    CHECK(logits("by_window[head_shares=2]", 30) != logits("by_window", 30));
-    CHECK(logits("by_window[layer_shares=3]", 30) == logits("by_window", 30)); // layers have equal budgets anyway
-    CHECK_THROWS_WITH_AS(static_cast<void>(cache_of("best[head_shares=3]", 30)),
-        "policy best[head_shares=3]: head_shares is 3, which does not divide the model's 2 KV heads",
-        mdkv::invalid_argument);
-    CHECK_THROWS_WITH_AS(static_cast<void>(cache_of("best[layer_shares=2]", 30)),
-        "policy best[layer_shares=2]: layer_shares is 2, which does not divide the model's 3 layers",
-        mdkv::invalid_argument);
-    CHECK_THROWS_WITH_AS(static_cast<void>(runner::sequence_cache<float>::folding(
-                             model, runner::parse_policy("by_window[head_shares=2]"), 1 << 20, 16, window)),
-        "--fold-every: policy by_window[head_shares=2] has 2 shares of its budget; folds know one",
-        mdkv::invalid_argument);
-}
-
-TEST_CASE("a real replay scores by the queries of a second reading, and costs a second prefill")
-{
-    support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 16}};
-    auto const model  = runner::language_model::load(llama.writer().file());
-    auto const tokens = text(130, model.shape().vocabulary);
-    auto const prompt = std::span{tokens}.first(60);
-    runner::scratch_memory scratch;
-    std::vector<std::int32_t> twice{prompt.begin(), prompt.end()};
-    twice.insert(twice.end(), prompt.begin(), prompt.end());
-    auto const logits = [&](char const* name) {
-        runner::sequence_cache<mdkv::half> cache{
-            model, runner::parse_policy(name), mdkv::budget::kv_size(20), window, 16};
-        static_cast<void>(runner::prefill<mdkv::half>(
-            model, twice, 60, {},
-            [&](runner::layer_kv<mdkv::half> const& kv) { cache.score_replay(kv, 60, {}, scratch); },
-            [](std::int64_t, std::int64_t) { return true; }));
-        auto const found = continue_compressed(model, tokens, 60, cache);
-        for (auto const& report : cache.reports()) { CHECK(report.resident_bytes <= report.budget_bytes); }
-        return found;
-    };
-    auto const real = logits("by_window[rows=real]");
-    CHECK(real != logits("by_window"));
-    CHECK(real != logits("by_window[rows=replay]"));
-    CHECK(logits("by_window[rows=both_real]") != real);
 }
 
 TEST_CASE("a ranking that stores codes keeps more tokens in the same bytes")
@@ -471,10 +392,8 @@ TEST_CASE("what cannot be made is refused by name")
             doctest::Contains(message), mdkv::invalid_argument);
     };
     refuses(runner::find_policy("snapkv"), 7, "are 7 tokens of each cached head, fewer than the window of 8");
-    refuses(runner::find_policy("think"), 4, "fewer than the window of 8");
-    refuses(runner::find_policy("h2o_decode"), 7, "fewer than the window of 8");
     // Rungs are asked of a policy that has none: nothing is made, and nothing is counted as made.
-    runner::sequence_cache<float> thin{model, runner::find_policy("think"), mdkv::budget::kv_size(20), window, 16};
+    runner::sequence_cache<float> thin{model, runner::find_policy("low_rank"), mdkv::budget::kv_size(20), window, 16};
     runner::scratch_memory scratch;
     std::vector<std::uint8_t> rungs(1000);
     CHECK_THROWS_WITH_AS(
@@ -482,7 +401,7 @@ TEST_CASE("what cannot be made is refused by name")
             model, std::span{tokens}.first(50), window, {},
             [&](runner::layer_kv<float> const& kv) { thin.compress_layer(kv, {}, scratch, rungs.data()); },
             [](std::int64_t, std::int64_t) { return true; })),
-        "policy think: its tokens have no rungs to show", mdkv::invalid_argument);
+        "policy low_rank: its tokens have no rungs to show", mdkv::invalid_argument);
     CHECK(thin.reports().empty());
     CHECK(thin.resident_bytes() == 0);
 

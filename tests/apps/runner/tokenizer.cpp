@@ -193,7 +193,6 @@ TEST_CASE("tokenizer: the second model's code, numbers, spaces and scripts are t
     CHECK(ids(model.end_of_generation().begin(), model.end_of_generation().end()) == ids{151643, 151645});
     CHECK(model.bytes_without_token(std::string("a\x00\x04z\xF1", 5)) == 0);
 
-    CHECK(runner::chat_template_is_known(model));
     CHECK(model.decode(runner::encode_chat(model, std::nullopt, "Hi"))
           == "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
              "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
@@ -203,7 +202,6 @@ TEST_CASE("tokenizer: a conversation with the reference model has the form of it
 {
     if (skipped_without_reference_model("tokenizer: conversation")) { return; }
     runner::tokenizer const model(runner::gguf_file::open(reference_model_path()));
-    CHECK(runner::chat_template_is_known(model));
     CHECK(runner::chat_form_of(model) == runner::chat_form::chatml);
     ids const standard = runner::encode_chat(model, std::nullopt, "Hi");
     CHECK(model.decode(standard)
@@ -522,7 +520,6 @@ TEST_CASE("tokenizer: a conversation in the form of Llama 3")
     }
     auto const made = vocabulary.make();
     CHECK(runner::chat_form_of(made) == runner::chat_form::llama3);
-    CHECK_FALSE(runner::chat_template_is_known(made));
     ids const encoded = runner::encode_chat(made, " Be kind.\n", "Hi <|eot_id|> ");
     CHECK(made.decode(encoded)
           == "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"

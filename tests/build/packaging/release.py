@@ -2,13 +2,11 @@
 
     release.py REPOSITORY
 
-Needs no package and no network, so CITATION.cff is read by its lines, and the Conan recipe runs with stand-ins for Conan.
+Needs no package and no network, so CITATION.cff is read by its lines.
 """
 
-import json
 import re
 import sys
-import types
 from pathlib import Path
 
 SECTIONS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
@@ -19,32 +17,9 @@ def header_version(root):
     return ".".join(re.search(rf"^#define MDKV_VERSION_{part} (\d+)$", text, re.M)[1] for part in ("MAJOR", "MINOR", "PATCH"))
 
 
-def conan_version(root):
-    """The version that the recipe sets, with just as much of Conan as it asks for."""
-    folder = root / "cmake/packaging/conan"
-    anything = types.SimpleNamespace
-    load = lambda _, path: Path(path).read_text(encoding="utf-8")
-    modules = {
-        "conan": {"ConanFile": anything},
-        "conan.errors": {"ConanInvalidConfiguration": ValueError},
-        "conan.tools.build": {"check_min_cppstd": None},
-        "conan.tools.cmake": {"CMake": None, "CMakeToolchain": None},
-        "conan.tools.files": {"copy": None, "load": load},
-    }
-    for name in ("conan", "conan.tools", *modules):
-        sys.modules[name] = types.ModuleType(name)
-        vars(sys.modules[name]).update(modules.get(name, {}))
-    scope = {}
-    exec(compile((folder / "conanfile.py").read_text(encoding="utf-8"), "conanfile.py", "exec"), scope)
-    recipe = scope["MdkvRecipe"](recipe_folder=str(folder))
-    recipe.set_version()
-    return recipe.version
-
-
 def versions(root):
     said = header_version(root)
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    port = json.loads((root / "cmake/packaging/vcpkg/ports/mdkv/vcpkg.json").read_text(encoding="utf-8"))
     asked = re.findall(r"find_package\(mdkv (\d+\.\d+) ", (root / "README.md").read_text(encoding="utf-8"))
     newest = re.search(r"^## \[(\d[^\]]*)\]", changelog, re.M)[1]
     if "\n## [Unreleased]" in changelog:
@@ -52,8 +27,6 @@ def versions(root):
         yield f"{said} is newer than CHANGELOG.md's {newest}, after which changes are unreleased", number(said) > number(newest), True
     else:
         yield "CHANGELOG.md's newest version", newest, said
-    yield "the vcpkg port's version", port["version"], said
-    yield "the Conan recipe's version", conan_version(root), said
     yield "the version of the README's find_package", asked, [said.rpartition(".")[0]]
     python = root / "examples/python"
     types_of_module = (python / "src/mdkv/_module.pyi").read_text(encoding="utf-8")

@@ -40,7 +40,7 @@ function(names package debian)
     message(STATUS "passed: without ${package}")
 endfunction()
 
-set(programs -DMDKV_CUDA=OFF -DMDKV_BUILD_EMULATED_TESTS=OFF -DMDKV_BUILD_BENCH=OFF)
+set(programs -DMDKV_CUDA=OFF -DMDKV_BUILD_BENCH=OFF)
 set(none -DMDKV_BUILD_TESTS=OFF -DMDKV_BUILD_BENCH=OFF -DMDKV_BUILD_EXAMPLES=OFF)
 
 # With a compiler that is none, CMake's module of MPI finds nothing where there is one, too, and leaves its targets behind.

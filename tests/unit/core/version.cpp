@@ -1,4 +1,4 @@
-// The version as the preprocessor sees it. That the installed package, the pkg-config file, the vcpkg port and CHANGELOG.md say the same is
+// The version as the preprocessor sees it. That the installed package, the pkg-config file and CHANGELOG.md say the same is
 // checked by the projects in tests/build/consumer and by tests/build/packaging/release.py.
 #include <mdkv/core/version.hpp>
 

@@ -248,9 +248,9 @@ class Prompt:
         Finds a layer's losses once it was read: queries [H*G, Q, D] of the last Q tokens, keys [H, N, D] and values [H, N, Dv] of all, and the queries' log-sum-exps [H*G, Q], if they are known.
         """
 
-    def allocate(self, limit: object) -> dict:
+    def allocate(self, limit: object | None = None, quotas: Tensor | None = None) -> dict:
         """
-        Chooses every token's rung within a limit, for all layers at once if the preset is shared. May be called again with another limit. Returns the choice over all layers: status, multiplier (of the limit), loss, dual (no choice loses less), limit (of the tokens before the window, without stand-ins), token_bytes, charged_bytes (of projections), and tokens by the name of their rung.
+        Chooses every token's rung within a limit, for all layers at once if the preset is shared, or within quotas, int64 [L, H]: the bytes that each head may spend on tokens, projections and channels, beside its window. May be called again with another limit. Returns the choice over all layers: status, multiplier (of the limit), loss, dual (no choice loses less), limit (of the tokens before the window, without stand-ins), token_bytes, charged_bytes (of projections), and tokens by the name of their rung.
         """
 
     def pack(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, lse: Tensor | None = None) -> tuple:

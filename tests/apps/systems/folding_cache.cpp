@@ -1,0 +1,159 @@
+#include "runner/systems/folding_cache.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <mdkv/core/budget.hpp>
+#include <mdkv/core/error.hpp>
+#include <mdkv/core/types.hpp>
+
+#include "runner/decode.hpp"
+#include "runner/language_model.hpp"
+#include "runner/policies.hpp"
+#include "runner/prefill.hpp"
+#include "runner/scratch_memory.hpp"
+#include "runner/sequence_cache.hpp"
+#include "runner/systems/fold_plan.hpp"
+#include "support/host.hpp"
+#include "support/synthetic_llama.hpp"
+
+namespace
+{
+
+using support::error_text;
+
+constexpr std::int64_t window = 8;
+constexpr std::int64_t every  = 12;
+
+/// Logits of the tokens after the first `context`, fed one by one.
+template <class T>
+std::vector<float> decoded(runner::language_model const& model, std::vector<std::int32_t> const& tokens,
+    std::int64_t context, runner::sequence_cache<T>& cache)
+{
+    runner::scratch_memory scratch;
+    auto const first = std::span{tokens}.first(static_cast<std::size_t>(context));
+    static_cast<void>(runner::prefill<T>(
+        model, first, runner::queries_to_keep(cache.chosen(), window, context), {},
+        [&](runner::layer_kv<T> const& kv) { cache.compress_layer(kv, {}, scratch); },
+        [](std::int64_t, std::int64_t) { return true; }));
+    std::vector<float> all;
+    std::vector<float> logits(static_cast<std::size_t>(model.shape().vocabulary));
+    runner::decode_workspace space;
+    for (auto position = context; position < std::ssize(tokens); ++position)
+    {
+        std::int32_t const token = tokens[static_cast<std::size_t>(position)];
+        runner::decode_step(
+            model, std::span{&token, 1}, std::span{&position, 1}, {},
+            [&](std::int64_t layer, std::int64_t, float const* q, float const* k, float const* v, float* out) {
+                cache.attend(layer, q, k, v, out, {});
+            },
+            logits, space);
+        all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+}
+
+runner::language_model small_model()
+{
+    return runner::language_model::load(
+        support::synthetic_llama{{.layers = 3, .key_dim = 16, .value_dim = 16}}.writer().file());
+}
+
+} // namespace
+
+TEST_CASE("a long generation's cache never takes more than it may, by the count of its memory, and comes close to it")
+{
+    auto const model  = small_model();
+    auto const tokens = support::random_tokens(400, model.shape().vocabulary, 1);
+    // From prompts that are compressed, stored whole, shorter than the window, and in every storage.
+    for (auto const& [policy, context, bytes] :
+        {std::tuple{"by_window", 150, 40000}, std::tuple{"by_window", 20, 40000},
+            std::tuple{"by_window[ratios=0,1/4:int8,1:int8,1]", 150, 40000}, std::tuple{"paper", 5, 60000},
+            std::tuple{"paper[charge=always]", 150, 60000}, std::tuple{"evict[heads=query]", 40, 120000}})
+    {
+        CAPTURE(policy);
+        CAPTURE(context);
+        auto cache = runner::sequence_cache<mdkv::half>::folding(
+            model, runner::parse_policy(policy), bytes, every, window, "--fold-every");
+        auto const logits = decoded(model, tokens, context, cache);
+        for (float const x : logits) { REQUIRE(std::isfinite(x)); }
+        runner::fold_ledger const& ledger = *cache.folds();
+        CHECK(ledger.memory.most_bytes() <= bytes);
+        CHECK(ledger.memory.most_bytes() > bytes * 3 / 4);
+        CHECK(ledger.folds == model.shape().layers * ((400 - context - 1) / every));
+        CHECK(cache.resident_bytes() < ledger.memory.bytes()); // which holds tails and queries too
+        std::int64_t const heads = cache.chosen().per_query_head ? model.shape().query_heads : model.shape().kv_heads;
+        std::int64_t const tail  = 400 - context - ledger.folds / model.shape().layers * every;
+        std::int64_t counted     = 0; // those that folds dropped as well
+        for (std::int64_t const tokens_at : cache.tokens_by_rung()) { counted += tokens_at; }
+        CHECK(counted == model.shape().layers * heads * (400 - tail - std::min<std::int64_t>(window, context)));
+    }
+}
+
+TEST_CASE("where the memory holds all there is, folding changes nothing but the order of sums")
+{
+    auto const model  = small_model();
+    auto const tokens = support::random_tokens(130, model.shape().vocabulary, 2);
+    auto folding      = runner::sequence_cache<float>::folding(
+        model, runner::find_policy("by_window"), std::int64_t{1} << 20, every, window, "--fold-every");
+    runner::sequence_cache<float> whole{model, runner::find_policy("full"), mdkv::budget::kv_size(1), window, 100};
+    auto const found    = decoded(model, tokens, 40, folding);
+    auto const expected = decoded(model, tokens, 40, whole);
+    REQUIRE(found.size() == expected.size());
+    double worst = 0;
+    for (std::size_t i = 0; i < found.size(); ++i)
+    {
+        worst = std::max(worst, std::abs(double{found[i]} - double{expected[i]}));
+    }
+    CHECK(worst < 1e-4);
+    CHECK(folding.folds()->folds == 3 * 7);
+    CHECK(whole.folds() == nullptr);
+}
+
+TEST_CASE("memory that cannot be kept to is refused by name, and the least that can is enough")
+{
+    auto const model = small_model();
+    auto const make  = [&](char const* policy, std::int64_t bytes) {
+        return runner::sequence_cache<mdkv::half>::folding(
+            model, runner::parse_policy(policy), bytes, every, window, "--fold-every");
+    };
+    auto const text = [&](char const* policy, std::int64_t bytes) {
+        return error_text<mdkv::invalid_argument>([&] { static_cast<void>(make(policy, bytes)); });
+    };
+    CHECK(text("snapkv", 100000).find("--fold-every: policy snapkv cannot") != std::string::npos);
+    CHECK(text("full", 100000).find("--fold-every: policy full cannot") != std::string::npos);
+    CHECK(text("by_window_h", 100000).find("--fold-every: policy by_window_h shares") != std::string::npos);
+    CHECK(text("paper[ratios=1/4,1]", 100000).find("drop") != std::string::npos);
+
+    std::string const said  = text("by_window", 1000);
+    std::string const named = "at least ";
+    REQUIRE(said.find(named) != std::string::npos);
+    auto const least = std::stoll(said.substr(said.find(named) + named.size()));
+    CHECK(text("by_window", least - 1) != "threw nothing");
+    auto cache = make("by_window", least);
+    decoded(model, support::random_tokens(60, model.shape().vocabulary, 3), 30, cache);
+    CHECK(cache.folds()->memory.most_bytes() <= least);
+    CHECK(cache.folds()->folds == 3 * 2);
+}
+
+TEST_CASE("queries to fold by take memory from the tokens, and are never more than the tokens that are folded")
+{
+    auto const model = small_model();
+    auto const plan  = [&](char const* policy) {
+        return runner::share_memory<mdkv::half>(
+            100000, every, window, runner::parse_policy(policy), model.shape(), "--fold-every");
+    };
+    auto const few  = plan("by_window[fold_queries=2]");
+    auto const more = plan("by_window[fold_queries=5]");
+    CHECK(few.queries == 2);
+    CHECK(few.arena - more.arena == 3 * model.shape().query_heads * model.shape().key_dim * 2);
+    CHECK(plan("by_window[fold_queries=500]").queries == every);
+}

@@ -1,0 +1,123 @@
+// Kernels of all stages but attention, for ptxas: whether they compile, and whether their registers suffice.
+#include <mdkv/append.hpp>
+#include <mdkv/compress.hpp>
+#include <mdkv/engine/finite.hpp>
+#include <mdkv/engine/gather.hpp>
+#include <mdkv/engine/slots.hpp>
+#include <mdkv/engine/unpack.hpp>
+#include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/basis.cuh>
+#include <mdkv/gpu/cache.cuh>
+#include <mdkv/gpu/score.cuh>
+#include <mdkv/merge.hpp>
+#include <mdkv/recompress.hpp>
+#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/balance.hpp>
+#include <mdkv/replay/join.hpp>
+#include <mdkv/replay/leverage.hpp>
+#include <mdkv/replay/refit.hpp>
+#include <mdkv/replay/stand_in.hpp>
+#include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/pack.hpp>
+#include <mdkv/stages/pool.hpp>
+
+#include <cstdint>
+
+#include "../../support/counting_job.hpp"
+
+#define KERNEL(...) template __global__ void entry(__grid_constant__ __VA_ARGS__ const);
+#define JOB(...) KERNEL(job_of_teams<mdkv::detail::__VA_ARGS__>)
+#define BACKEND_FIRST(job) JOB(job<backend, float>) JOB(job<backend, half>) JOB(job<backend, bfloat16>)
+#define ELEMENT_FIRST(job, place) JOB(job<float, place>) JOB(job<half, place>) JOB(job<bfloat16, place>)
+#define TWO_ELEMENTS(job)                                                                                              \
+    JOB(job<backend, float, float>)                                                                                    \
+    JOB(job<backend, half, half>)                                                                                      \
+    JOB(job<backend, half, float>)                                                                                     \
+    JOB(job<backend, bfloat16, bfloat16>)                                                                              \
+    JOB(job<backend, bfloat16, float>)
+#define TILES(kernel) KERNEL(kernel<float>) KERNEL(kernel<half>) KERNEL(kernel<bfloat16>)
+
+namespace MDKV_NAMESPACE::gpu::kernels
+{
+
+// replay: advance, join, balance, leverage
+BACKEND_FIRST(advance_rows)
+JOB(sum_pieces<backend>)
+JOB(add_losses<backend>)
+JOB(widen_leverages<backend>)
+JOB(weigh_surroundings<backend>)
+JOB(balance_rows<backend>)
+JOB(whiten<backend>)
+BACKEND_FIRST(add_squares)
+
+// allocate
+JOB(dual::begin)
+JOB(dual::weigh_sets)
+JOB(dual::curves)
+JOB(dual::choose)
+JOB(dual::weigh)
+JOB(dual::narrow)
+JOB(dual::weigh_ties)
+JOB(dual::find_tie)
+JOB(dual::assign)
+JOB(dual::conclude)
+JOB(dual::copy_best)
+
+// basis, pool, score
+TILES(gram_products)
+JOB(gram_of_splits<space::device>)
+JOB(eigenvectors<space::device>)
+JOB(fill<double>)
+JOB(pool_windows<backend>)
+JOB(pool_fading<backend>)
+BACKEND_FIRST(score_queries)
+JOB(score_bases<backend>)
+JOB(score_channels<half, half, backend>)
+TILES(score_panels)
+TILES(score_sums)
+JOB(score_join<backend>)
+TILES(score_losses)
+
+// pack, unpack, recompress
+ELEMENT_FIRST(lay_out_heads, backend)
+ELEMENT_FIRST(write_channels, backend)
+ELEMENT_FIRST(pack_tiles, backend)
+ELEMENT_FIRST(narrow_stand_ins, backend)
+ELEMENT_FIRST(count_rows, space::device)
+ELEMENT_FIRST(read_projections, space::device)
+ELEMENT_FIRST(read_tokens, space::device)
+ELEMENT_FIRST(carry_over, space::device)
+JOB(stored_channels<half, half, backend>)
+JOB(mask_losses<half, space::device>) // the same code for every element
+JOB(settle_rungs<half, space::device>)
+JOB(copy_rows<backend, std::uint8_t>)
+
+// refit, stand_in
+TWO_ELEMENTS(attend_rows)
+BACKEND_FIRST(scale_rows)
+BACKEND_FIRST(weigh_stored)
+BACKEND_FIRST(change_values)
+JOB(miss_rows<backend>)
+JOB(multiply_weights<backend>)
+JOB(solve_weights<backend>)
+JOB(find_changes<backend>)
+JOB(judge_changes<backend>)
+JOB(count_fitted<backend>)
+BACKEND_FIRST(choose_seeds)
+BACKEND_FIRST(scale_queries)
+BACKEND_FIRST(attend_dropped)
+BACKEND_FIRST(mean_of_cluster)
+JOB(place_stand_in<backend>)
+
+// caches and rows
+TWO_ELEMENTS(append_token)
+JOB(fill<head_entry>)
+JOB(fill<std::uint8_t>)
+ELEMENT_FIRST(move_tail, space::device)
+BACKEND_FIRST(find_not_finite)
+BACKEND_FIRST(gather_page_rows)
+BACKEND_FIRST(merge_rows)
+JOB(sort_slots<backend>)
+KERNEL(job_of_teams<support::count_bytes>)
+
+} // namespace MDKV_NAMESPACE::gpu::kernels
