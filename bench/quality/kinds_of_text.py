@@ -27,18 +27,26 @@ from pathlib import Path
 from prose_from_html import pages_in_order
 
 BYTES = 16000
-EIGEN, PYTHON, GO = "usr/include/eigen3/Eigen/src", "usr/lib/python3.11", "usr/share/go-1.19/src"
+EIGEN, PYTHON, GO = "usr/include/eigen3/Eigen/src", "usr/lib/python3.*", "usr/share/go-*/src"
 CODE = {
     "cpp": (EIGEN, "SVD/BDCSVD.h", "SparseCore/SparseMatrix.h", "Core/util/Memory.h", "Geometry/Transform.h"),
     "python": (PYTHON, "mailbox.py", "shutil.py", "asyncio/base_events.py", "statistics.py"),
     "go": (GO, "net/http/transfer.go", "go/printer/nodes.go", "encoding/json/encode.go", "text/template/exec.go"),
 }
 FAQS = {
-    "perl": sorted(f"usr/share/perl/5.36.0/pod/perlfaq{n}.pod" for n in range(3, 10)),
-    "python": [f"usr/share/doc/python3.11/html/_sources/faq/{n}.rst.txt" for n in ("design", "library", "programming")],
+    "perl": [f"usr/share/perl/*/pod/perlfaq{n}.pod" for n in range(3, 10)],
+    "python": [f"usr/share/doc/python3.*/html/_sources/faq/{n}.rst.txt" for n in ("design", "library", "programming")],
 }
 TABLES = ("seattle-weather", "stocks", "us-employment", "seattle-temps")
 LANGUAGES = {"french": ("fr-FR", "[a-zéèàêçù]"), "chinese": ("zh-CN", "[\u4e00-\u9fff]")}
+
+
+def find(root, pattern):
+    """The one path that a pattern with a version in it stands for."""
+    found = sorted({path.resolve() for path in root.glob(pattern)})
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} paths {pattern} in {root}, 1 is needed")
+    return found[0]
 
 
 def cut(text):
@@ -57,12 +65,13 @@ def later_part(text):
 def code(root):
     for i in range(4):
         for language, (folder, *names) in CODE.items():
-            yield language, later_part((root / folder / names[i]).read_text(encoding="utf-8"))
+            yield language, later_part((find(root, folder) / names[i]).read_text(encoding="utf-8"))
 
 
 def log(root, chance):
     """Tool calls of an agent. Keys, their order, and the form of times and numbers are one log's own."""
-    files = sorted(p for p in (root / PYTHON).rglob("*.py") if p.stat().st_size > 8000)
+    library = find(root, PYTHON)
+    files = sorted(p for p in library.rglob("*.py") if p.is_file() and p.stat().st_size > 8000)
     time = datetime(2026, chance.randint(1, 12), chance.randint(1, 28), chance.randint(0, 23))
     names = [chance.choice(n) for n in (("ts", "time", "timestamp"), ("call_id", "id", "span"), ("tool", "name"))]
     names += [chance.choice(n) for n in (("args", "arguments", "input"), ("status", "outcome"), ("ms", "duration_ms"))]
@@ -73,7 +82,7 @@ def log(root, chance):
         lines = [one for one in path.read_text(encoding="utf-8").splitlines() if len(one.strip()) > 8]
         at = chance.randrange(len(lines) - 4)
         word = max(re.findall(r"\w+", lines[at]), key=len, default="def")
-        short = str(path.relative_to(root / PYTHON))
+        short = str(path.relative_to(library))
         tool, arguments, result = chance.choice(
             [
                 ("read_file", {"path": short, "first": at + 1, "lines": 3}, "\n".join(lines[at : at + 3])),
@@ -106,7 +115,7 @@ def questions(kind, text):
 
 def chats(root):
     """Eight chats of FAQs' questions in their order, each from another quarter of them on."""
-    pools = [[q for f in files for q in questions(kind, (root / f).read_text())] for kind, files in FAQS.items()]
+    pools = [[q for f in files for q in questions(kind, find(root, f).read_text(encoding="utf-8"))] for kind, files in FAQS.items()]
     for i in range(4):
         for kind, pool in zip(FAQS, pools):
             at = len(pool) * i // 4
