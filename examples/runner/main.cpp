@@ -129,6 +129,8 @@ int run(int argc, char** argv)
     compare_command.add_option(
         "--relative-to", compare.reference, "with several texts: every KL divided by that of this policy, too");
     compare_command.add_option("--json", compare.json_path, "file for the same figures as JSON");
+    compare_command.add_flag("--control-tokens", compare.control_tokens,
+        "texts of control tokens, such as <|im_end|>, stand for these: for chats in a model's template");
     compare_command.add_flag("--markdown", compare.markdown, "the tables over all texts as Markdown");
 
     runner::needle_options needle;

@@ -53,9 +53,9 @@ private:
 /// \throws file_error    the file cannot be read
 /// \throws mdkv::error   the text is shorter
 [[nodiscard]] inline std::vector<std::int32_t> first_tokens(
-    tokenizer const& words, std::string const& path, std::int64_t count, std::string const& why)
+    tokenizer const& words, std::string const& path, std::int64_t count, std::string const& why, bool control = false)
 {
-    std::vector<std::int32_t> tokens = words.encode(read_text(path));
+    std::vector<std::int32_t> tokens = words.encode(read_text(path), control);
     if (std::ssize(tokens) < count)
     {
         throw mdkv::error{path + " has " + std::to_string(tokens.size()) + " tokens; " + std::to_string(count)
