@@ -1,5 +1,5 @@
 // Attention over runs that begin at any address, of every storage and of head dimensions that fill blocks or do not: each way by
-// which kernels bring tokens to shared memory (attend_units.cuh, attend_pairs.cuh, attend_numbers.cuh) is taken and compared.
+// which kernels bring tokens to shared memory (attend_units.cuh, attend_numbers.cuh) is taken and compared.
 #include <mdkv/gpu/attend.cuh>
 
 #include <mdkv/core/ratios.hpp>
