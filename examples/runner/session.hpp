@@ -50,6 +50,7 @@ private:
 };
 
 /// The first `count` tokens of a text, without a beginning-of-sequence token.
+/// \param control   take the texts of control tokens for these tokens
 /// \throws file_error    the file cannot be read
 /// \throws mdkv::error   the text is shorter
 [[nodiscard]] inline std::vector<std::int32_t> first_tokens(

@@ -182,7 +182,7 @@ inline constexpr preset best{.name = "best",
     .refitted                      = refit_part{}};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
-/// of the text count more. It keeps passages that the last queries do not ask about; text that goes on is further from
+/// of the text count more. It keeps passages that the last queries do not ask about; text that goes on is mostly further from
 /// the full cache's than with `best`.
 inline constexpr preset any_question{.name = "any_question",
     .ratios                                = bit_ratios,
