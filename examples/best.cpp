@@ -18,9 +18,9 @@ constexpr index_t L = 4, H = 2, G = 3, D = 64, N = 1024, last = 64; // last quer
 std::vector<cpu::cache<float>> compress(host const& on, prompt_shape<host> const& shape, auto& engine)
 {
     prompt<host, float> p{on, presets::best, shape};
-    for (index_t first = 0; first < shape.tokens; first += 512) // while prefill has their queries
+    for (index_t first = 0; first < shape.tokens; first += 256) // while prefill has their queries
     {
-        auto const count = std::min<index_t>(512, shape.tokens - first);
+        auto const count = std::min<index_t>(256, shape.tokens - first);
         for (index_t l = 0; l < shape.layers; ++l) { p.read_chunk(on, l, first, engine.rows(l, first, count)); }
     }
     for (index_t l = 0; l < shape.layers; ++l) { p.finish_layer(on, l, engine.layer(l)); }

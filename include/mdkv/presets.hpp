@@ -172,8 +172,8 @@ inline constexpr preset best{.name = "best",
     .window                        = 8,
     .queries                       = 64,
     .question                      = 32,
-    .early_weight                  = 0.05F,
-    .replayed                      = replay_part{.chunk = 512, .ahead = 512, .join = 0.5F},
+    .early_weight                  = 0.2F,
+    .replayed                      = replay_part{.ahead = 1024, .join = 2.0F},
     .shared                        = sharing_part{.depth = 1.0F},
     .stand_ins                     = 32,
     .stand_in_part                 = 8,
@@ -182,7 +182,7 @@ inline constexpr preset best{.name = "best",
     .refitted                      = refit_part{}};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
-/// of the text count more. It keeps passages that the last queries do not ask about; text that goes on is mostly further from
+/// of the text count more. It keeps passages that the last queries do not ask about; text that goes on is further from
 /// the full cache's than with `best`.
 inline constexpr preset any_question{.name = "any_question",
     .ratios                                = bit_ratios,

@@ -39,7 +39,7 @@ struct replay_options
 
 /// Losses of a chunk of a prompt's tokens by the queries of a second reading, which stand for any later question. The
 /// chunk's own queries, rotated to later positions, approximate the queries of that reading: each sees all of the chunk's
-/// keys, later ones, too. Call it during prefill, for one chunk of 256 or 512 tokens after another, while their queries are
+/// keys, later ones, too. Call it during prefill, for one chunk of about 256 tokens after another, while their queries are
 /// in memory. It calls `advance`, then `score`.
 ///
 /// \param on            backend: threads, scratch

@@ -1,7 +1,7 @@
 """reading.py: the layers of a cache whose prompt is compressed while it is read."""
 import mdkv
 
-CHUNK = 256  #: tokens of a chunk, with which `any_question` was measured
+CHUNK = 256  #: tokens of a chunk, with which the presets were measured
 
 
 class ReadingGroup:
