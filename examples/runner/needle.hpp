@@ -38,13 +38,13 @@ namespace runner
 struct needle_options
 {
     std::vector<std::string> text_paths;            // haystacks, each by itself
-    std::vector<std::int64_t> lengths{1024, 2048};  // of the whole prompt, in tokens
+    std::vector<std::int64_t> lengths{1024, 2048};  // tokens of the whole prompt
     std::vector<double> depths{10, 30, 50, 70, 90}; // percent of the haystack before the needle
     std::string hidden   = "number";                // or sentence
     std::string question = "both";                  // in the prompt, later, or both
     std::string policies = "full,best,any_question,by_window,paper,snapkv";
     std::vector<std::int64_t> kv_sizes{128, 256};
-    std::uint64_t seed = 0; // of the numbers
+    std::uint64_t seed = 0; // seed of the numbers
     std::string json_path;  // a line for each answer
 };
 

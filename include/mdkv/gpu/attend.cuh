@@ -32,6 +32,8 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
 {
     constexpr int most = N == 1 ? 1 : kernels::attend_most_sequences;
     using slice_kernel = kernels::attend_slice<T, U, Columns, most>;
+    using merge_kernel = kernels::attend_merge<T, U, Columns, most>;
+    static_assert(sizeof(slice_kernel) <= 4096 && sizeof(merge_kernel) <= 4096, "parameters of a launch");
     if (queries.extent(0) == 0) { return; }
     bool const executes       = !on.scratch->counting();
     index_t const most_shared = executes ? most_shared_memory(on) : 0;
@@ -51,7 +53,7 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
             kernels::attend_states const left{
                 {layout, sizeof(T)}, Columns, batch.blocks, batch.heads * batch.count, states};
             body(slice_kernel{batch, queries, left, mdkv::detail::attend_scale(options.scale, layout)},
-                kernels::attend_merge<T, U, Columns, most>{batch, left, {output, lse}, batch.most_slices()});
+                merge_kernel{batch, left, {output, lse}, batch.most_slices()});
         }
     };
     index_t floats = 0;
@@ -78,8 +80,9 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
     });
 }
 
-/// \throws invalid_argument   a cache's arena or tail is not aligned to 16 bytes, or head dimensions are too large for a
-///                            block's shared memory
+/// \throws invalid_argument   a cache's arena or tail is not aligned to 16 bytes; head dimensions are too large for a block's
+///                            shared memory; arena and tail have more than 32 GiB, or some GiB fewer with projected rungs;
+///                            heads times rungs are beyond 4,000
 template <element T, element U, std::size_t N>
 void attend_impl(backend const& on, in_view<U, 3, backend> queries,
     std::span<sequence_view<T, space::device> const, N> sequences, attend_options options,

@@ -3,6 +3,7 @@
 
 #include <mdkv/core/types.hpp>
 
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -57,6 +58,19 @@ template <class T>
 [[nodiscard]] __device__ __forceinline__ T shuffle(T value, int from)
 {
     return __shfl_sync(all_lanes, value, from);
+}
+/// The sum of the lanes' values, the same in each of them.
+template <class T>
+[[nodiscard]] __device__ __forceinline__ T sum_of_lanes(T x)
+{
+    for (int step = warp_size / 2; step > 0; step /= 2) { x += shuffle_xor(x, step); }
+    return x;
+}
+/// The largest of the lanes' values that are numbers, the same in each of them.
+[[nodiscard]] __device__ __forceinline__ float largest_of_lanes(float x)
+{
+    for (int step = warp_size / 2; step > 0; step /= 2) { x = fmaxf(x, shuffle_xor(x, step)); }
+    return x;
 }
 /// A mask with one bit for each lane: its `yes`.
 [[nodiscard]] __device__ __forceinline__ unsigned ballot(bool yes)

@@ -20,19 +20,10 @@
 namespace MDKV_NAMESPACE::gpu::kernels
 {
 
-/// The sum of a warp's lanes, the same in each of them.
-template <class N>
-[[nodiscard]] __device__ N sum_of_lanes(N x)
-{
-    MDKV_UNROLL
-    for (int step = device::warp_size / 2; step > 0; step /= 2) { x += device::shuffle_xor(x, step); }
-    return x;
-}
-
 /// Sequences of one launch: their parameters fit its 4,096 bytes, with all that they share.
 inline constexpr int attend_most_sequences = 48;
 /// Bytes that a slice has at least, if its run has as many; a sequence is cut into about 528 slices at most: four on each of
-/// 132 multiprocessors, one wave. The numbers are the same on every GPU, and so are the results.
+/// 132 multiprocessors, one wave. No number depends on the GPU, so that no result does.
 inline constexpr index_t attend_slice_bytes = 8 * 1024;
 inline constexpr index_t attend_slices      = 528;
 /// A tile of projected tokens takes as long as its bytes and these.
@@ -51,9 +42,6 @@ struct attend_sequence
     int head_rows;       ///< rows of a head: row g is its query head g / n at token g % n of the last n
     int blocks;          ///< blocks for all slices: enough for any lengths of the runs
     int first_block;     ///< first block of attend_slice: [query blocks, column blocks, blocks]
-
-    /// Blocks that share a head's rows, up to eight each.
-    [[nodiscard]] MDKV_HD int query_blocks() const { return (head_rows + attend_queries - 1) / attend_queries; }
 };
 
 /// A run that heads of the launch may have.
@@ -66,6 +54,13 @@ struct attend_run
     int values;      ///< coordinates
     int key_bytes;   ///< bytes of a token
     int value_bytes; ///< bytes of a token
+
+    /// Bytes that take as long as a token.
+    [[nodiscard]] MDKV_HD int cost() const
+    {
+        return key_bytes + value_bytes
+               + (basis == run_basis::projected ? int{attend_projected_bytes / tile_tokens} : 0);
+    }
 };
 
 /// Sequences whose caches are laid out alike.
@@ -98,8 +93,9 @@ struct attend_batch
             if (count > 0 && own != layout) { break; }
             if (count == 0) { list_runs<T>(layout = own); }
             // Blocks for the bytes that arena and tail could hold: the launch must not depend on the device's data.
-            index_t const held = cache.arena_bytes + layout.heads * cache.tail_head_bytes();
-            index_t const most_held = index_t{projects() ? 4 : 32} << 30U; // cut counts in 32 bits
+            index_t const held      = cache.arena_bytes + layout.heads * cache.tail_head_bytes();
+            index_t const dearest   = most_cost();
+            index_t const most_held = (index_t{32} << 30U) / dearest; // cut counts in 32 bits
             expects(held <= most_held, "attend: a cache has ", held, " bytes; on a GPU it may have ", most_held);
             int const head_rows    = static_cast<int>(query_heads / layout.heads * n);
             index_t const replicas = (head_rows + attend_queries - 1) / attend_queries * column_blocks;
@@ -108,8 +104,8 @@ struct attend_batch
             expects(most_cut < 4096, "attend: ", layout.heads, " heads with ", runs,
                 " runs each are more than 4095 in all");
             index_t const room = attend_slices / replicas;
-            // An eighth more, and twice as many if tiles cost more than their bytes: cut needs no second try for small caches.
-            index_t const wanted     = (projects() ? 2 * held : held + held / 8) / attend_slice_bytes + 1;
+            // An eighth more, for tiles that are not whole: cut needs no second try for small caches.
+            index_t const wanted     = dearest * (held + held / 8) / attend_slice_bytes + 1;
             index_t const own_blocks = std::min(wanted + most_cut, std::max(room, most_cut + 1 + room / 2));
             attend_sequence& added   = sequences[static_cast<std::size_t>(count++)];
             added             = {cache.arena, cache.heads, cache.tail, cache.tail_capacity, cache.appended, first_token,
@@ -181,7 +177,7 @@ struct attend_batch
             unsigned count = 0;
             MDKV_ROLLED
             for (int e = lane; e < all; e += device::warp_size) { count += size_of(s, e).slices(of_slice); }
-            if (sum_of_lanes(count) > blocks) { of_slice = share(blocks - some); }
+            if (device::sum_of_lanes(count) > blocks) { of_slice = share(blocks - some); }
         }
         unsigned begin = 0;
         MDKV_ROLLED
@@ -202,10 +198,17 @@ struct attend_batch
     }
 
 private:
-    [[nodiscard]] bool projects() const
+    /// How many times its bytes a tile of some run costs at most, rounded up.
+    [[nodiscard]] index_t most_cost() const
     {
-        return std::any_of(
-            run.data(), run.data() + runs, [](attend_run const& r) { return r.basis == run_basis::projected; });
+        index_t most = 1;
+        for (int i = 0; i < runs; ++i)
+        {
+            attend_run const& r = run[static_cast<std::size_t>(i)];
+            int const bytes     = r.key_bytes + r.value_bytes;
+            most                = (std::max)(most, index_t{(r.cost() + bytes - 1) / bytes});
+        }
+        return most;
     }
     /// Tiles of a run, and bytes that take as long, in units of 16.
     struct run_size
@@ -227,8 +230,7 @@ private:
         int const i            = e - head * runs;
         attend_run const& of   = run[static_cast<std::size_t>(i)];
         auto const tokens      = static_cast<unsigned>(entry_of(s, head, i).tokens);
-        int const more         = of.basis == run_basis::projected ? int{attend_projected_bytes / tile_tokens} : 0;
-        return {(tokens + of_tile - 1) / of_tile, static_cast<unsigned>(of.key_bytes + of.value_bytes + more)};
+        return {(tokens + of_tile - 1) / of_tile, static_cast<unsigned>(of.cost())};
     }
     struct sequence_size
     {
@@ -257,7 +259,7 @@ private:
                 all.runs += own[i] > 0 ? 1 : 0;
             }
         }
-        return {sum_of_lanes(all.bytes), sum_of_lanes(all.runs)};
+        return {device::sum_of_lanes(all.bytes), device::sum_of_lanes(all.runs)};
     }
 
     template <element T>

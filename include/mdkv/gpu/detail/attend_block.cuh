@@ -343,7 +343,7 @@ struct attend_block
         });
         device::sync_warp();
         if (!rotated) { return; }
-        sum = sum_of_lanes(sum);
+        sum = device::sum_of_lanes(sum);
         if (lane == 0) { smem.with_mean[g] = sum; }
         rotate_by_warp(q, keys);
     }
@@ -435,11 +435,7 @@ struct attend_block
             }
             largest = fmaxf(largest, fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3]))));
         }
-        MDKV_UNROLL
-        for (int step = device::warp_size / 2; step > 0; step /= 2)
-        {
-            largest = fmaxf(largest, device::shuffle_xor(largest, step));
-        }
+        largest = device::largest_of_lanes(largest);
         // The exponent alone, between limits that keep its inverse a normal number.
         auto const exponent = static_cast<int>(mdkv::detail::bits_of_float(largest) >> 23U);
         int const e         = exponent < 20 ? 20 : exponent > 230 ? 230 : exponent;

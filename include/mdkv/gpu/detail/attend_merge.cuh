@@ -183,11 +183,7 @@ private:
         int const warp = device::warp();
         float top      = mdkv::detail::empty_lse;
         for (int s = device::thread(); s < slices; s += threads) { top = fmaxf(top, states.softmax(first + s, g)[0]); }
-        MDKV_UNROLL
-        for (int step = device::warp_size / 2; step > 0; step /= 2)
-        {
-            top = fmaxf(top, device::shuffle_xor(top, step));
-        }
+        top = device::largest_of_lanes(top);
         if (lane == 0) { smem.tops[warp] = top; }
         device::sync();
         MDKV_UNROLL
@@ -201,7 +197,7 @@ private:
             smem.factors[s]     = {original ? factor : 0.0F, original ? 0.0F : factor};
             total += own.y == 0.0F ? 0.0F : own.y * factor;
         }
-        total = sum_of_lanes(total);
+        total = device::sum_of_lanes(total);
         if (lane == 0) { smem.totals[warp] = total; }
         device::sync();
     }

@@ -118,19 +118,8 @@ private:
     {
         std::byte* const to = ring + rows::buffer_bytes;
         static_assert(rows::buffers >= 2 || sizeof(T) == 4);
-        int i = 0;
-        if (reinterpret_cast<std::uintptr_t>(from) % 16 == 0)
-        {
-            MDKV_ROLLED
-            for (; i + 16 <= bytes; i += 16 * device::warp_size)
-            {
-                int const at = i + 16 * lane;
-                if (at + 16 <= bytes) { device::copy_async<16>(to + at, from + at); }
-            }
-            i = bytes / 16 * 16;
-        }
         MDKV_ROLLED
-        for (i += 4 * lane; i < bytes; i += 4 * device::warp_size) { device::copy_async<4>(to + i, from + i); }
+        for (int i = 4 * lane; i < bytes; i += 4 * device::warp_size) { device::copy_async<4>(to + i, from + i); }
         device::copy_async_commit();
         device::copy_async_wait<0>();
         device::sync_warp();
@@ -199,8 +188,9 @@ private:
             MDKV_ROLLED
             for (int j = lane; j < words; j += device::warp_size)
             {
-                auto const four = static_cast<int>(static_cast<unsigned>(j) * by_width >> 16U); // number of a four of coordinates
-                int const to    = values ? j : four * rows::sixteen + j - four * width;
+                auto const four =
+                    static_cast<int>(static_cast<unsigned>(j) * by_width >> 16U); // number of a four of coordinates
+                int const to = values ? j : four * rows::sixteen + j - four * width;
                 device::copy_async<4>(ring + rows::smem_offset(values, begin + 4 * to), codes + 4 * j);
             }
             int const t = lane % rows::sixteen;

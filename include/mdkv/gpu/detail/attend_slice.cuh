@@ -4,12 +4,9 @@
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
-#include <mdkv/detail/team.hpp>
-#include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/attend_batch.cuh>
 #include <mdkv/gpu/detail/attend_block.cuh>
 #include <mdkv/gpu/detail/attend_numbers.cuh>
