@@ -97,6 +97,7 @@ struct policy
     std::int64_t ahead             = 256;                       // positions by which replayed queries are rotated
     bool own                       = false;  // rows of a replay see its own tokens, too: those before them
     double join                    = 1;      // weight of the window's losses beside replayed ones
+    mdkv::row_norm join_norm       = mdkv::row_norm::sum; // norm over the rows of the window's losses there
     double depth                   = 0;      // e^depth is the weight of the last layer in one budget
     double odd                     = 0;      // power of leverages in one budget: sharing_part::odd
     std::optional<mdkv::refit_part> refit{}; // preset::refitted
@@ -164,6 +165,7 @@ inline void take(policy& p, mdkv::preset const& from)
         p.ahead = from.replayed->ahead;
         p.own   = from.replayed->own;
         if (from.last_queries_score()) { p.join = double{from.replayed->join}; }
+        p.join_norm = from.replayed->last;
     }
     if (from.shared)
     {
@@ -213,7 +215,7 @@ inline void take(policy& p, mdkv::preset const& from)
         {
             p.parameters.insert(p.parameters.begin(),
                 {"pool", "pooling", "ratios", "charge", "keep", "queries", "fold_queries", "early", "even", "rows",
-                    "over", "chunk", "ahead", "join", "own", "budget", "depth", "odd", "stand_ins", "stand_in_part",
+                    "over", "chunk", "ahead", "join", "join_over", "own", "budget", "depth", "odd", "stand_ins", "stand_in_part",
                     "coded_stand_ins", "window_part", "refit", "while_reading", "slack"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
@@ -321,12 +323,12 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
         if (found == names.end()) { refuse("must be window, replay or both"); }
         p.rows = static_cast<scoring_rows>(found - names.begin());
     }
-    else if (parameter == "over")
+    else if (parameter == "over" || parameter == "join_over")
     {
         if (value != "sum" && value != "rms" && value != "max") { refuse("must be sum, rms or max"); }
-        p.norm = value == "sum"   ? mdkv::row_norm::sum
-                 : value == "rms" ? mdkv::row_norm::euclidean
-                                  : mdkv::row_norm::maximum;
+        (parameter == "over" ? p.norm : p.join_norm) = value == "sum"   ? mdkv::row_norm::sum
+                                                       : value == "rms" ? mdkv::row_norm::euclidean
+                                                                        : mdkv::row_norm::maximum;
     }
     else if (parameter == "chunk")
     {

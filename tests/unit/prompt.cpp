@@ -393,7 +393,8 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
                 {.scale              = p.scale,
                     .lse             = slice<1>(*all.lse, x.count() - Q, Q),
                     .query_weights   = weights.in(),
-                    .uniform_queries = p.uniform_queries(Q)},
+                    .uniform_queries = p.uniform_queries(Q),
+                    .norm            = p.replayed ? p.replayed->last : row_norm::sum},
                 scored.out());
         });
         support::run([&](host const& on) { pool(on, scored.in(), p.pooling, p.replayed ? pooled.out() : of(l)); });
@@ -657,6 +658,8 @@ TEST_CASE("a prompt over ranks of which one differs is refused on every rank by 
         {"preset.replayed.own of rank 1 is not that of rank 0;",
             [](call& x) { x.p.replayed->own = !x.p.replayed->own; }, true},
         {"preset.replayed.join of rank 1 is not that of rank 0, ", [](call& x) { x.p.replayed->join += 1; }, true},
+        {"preset.replayed.last of rank 1 is not that of rank 0;",
+            [](call& x) { x.p.replayed->last = row_norm::euclidean; }, true},
         {"preset.refitted of rank 1 is not that of rank 0;",
             [](call& x) {
                 if (!x.p.refitted) { x.p.refitted = refit_part{}; }

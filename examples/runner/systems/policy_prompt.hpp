@@ -52,7 +52,8 @@ static_assert(detail::chunk_tokens == prefill_chunk);
     {
         float const join = p.joins() ? static_cast<float>(p.join) : 0.0F;
         made.refitted    = p.refit;
-        made.replayed    = {.norm = p.norm, .chunk = p.chunk, .ahead = p.ahead, .own = p.own, .join = join};
+        made.replayed    = {
+            .norm = p.norm, .chunk = p.chunk, .ahead = p.ahead, .own = p.own, .join = join, .last = p.join_norm};
     }
     if (p.one_budget())
     {

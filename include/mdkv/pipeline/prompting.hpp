@@ -126,8 +126,9 @@ template <element T, element U, backend B>
         {"preset.coded_stand_ins", p.coded_stand_ins}, {"preset.window_part", p.window_part}, {"preset.scale", p.scale},
         {"preset.replayed.norm", how.norm}, {"preset.replayed.chunk", how.chunk}, {"preset.replayed.sinks", how.sinks},
         {"preset.replayed.ahead", how.ahead}, {"preset.replayed.own", how.own}, {"preset.replayed.join", how.join},
+        {"preset.replayed.last", how.last}, {"preset.shared.depth", of.depth},
+        {"preset.shared.leverage_power", of.leverage_power},
         shared_number::hash("preset.refitted", p.refitted ? hash_of(*p.refitted) : 0),
-        {"preset.shared.depth", of.depth}, {"preset.shared.leverage_power", of.leverage_power},
         {"encoding.base", rope.base}, {"encoding.rotating", rope.rotating}, {"encoding.pairs", rope.pairs},
         shared_number::hash("encoding.frequencies", rope.frequencies ? hash_of(on, *rope.frequencies) : 0)}};
 }
@@ -293,7 +294,8 @@ struct prompt_work
             .lse                        = last<1>(rows.lse, Q),
             .lse_elsewhere              = last<1>(rows.lse_elsewhere, Q),
             .query_weights              = as_input(weights),
-            .uniform_queries            = p.uniform_queries(Q)};
+            .uniform_queries            = p.uniform_queries(Q),
+            .norm                       = p.replayed ? p.replayed->last : row_norm::sum};
         if (p.ratios.any_rotated()) { options.channels = as_input(item_of(channels, l)); }
         score(on, queries, keys, values, slice<1>(rows.keys, N, one.window), layer_of(key_bases, l),
             layer_of(value_bases, l), p.ratios, options, scored);

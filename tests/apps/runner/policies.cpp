@@ -54,6 +54,8 @@ TEST_CASE("the presets are those of the method: ratio set and pooling")
     runner::policy const best = runner::find_policy("best");
     CHECK(best.rows == runner::scoring_rows::both);
     CHECK(best.join == double{mdkv::presets::best.replayed->join});
+    CHECK(best.join_norm == mdkv::presets::best.replayed->last);
+    CHECK(runner::parse_policy("best[join_over=sum]").join_norm == mdkv::row_norm::sum);
     CHECK(best.norm == mdkv::row_norm::euclidean);
     CHECK(best.one_budget());
     runner::policy const any = runner::find_policy("any_question");
