@@ -22,12 +22,11 @@ struct attend_numbers
     using rows = attend_rows<T, Kind>;
 
     stored_run const& run;
-    std::byte*
-        memory;  ///< shared: queries, in whose place keys of elements are gathered; units of keys, of values; copies
-    int queries; ///< bytes of the queries
-    bool words;
-    index_t begin;   ///< first token
-    int first_value; ///< values' coordinates are [first_value, first_value + values)
+    std::byte* memory; ///< shared: the queries, which keys of elements overwrite; keys, values, copied words
+    int queries;       ///< bytes of the queries
+    bool words;        ///< keys and values are words, and copied before they are gathered
+    index_t begin;     ///< first token
+    int first_value;   ///< values' coordinates are [first_value, first_value + values)
     int values;
 
     /// Bytes of shared memory for runs with up to so many coordinates of keys and of values.
