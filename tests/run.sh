@@ -90,20 +90,22 @@ part_release() {
         -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_UNOPTIMISED_BENCH=ON "${small[@]}" "${llama[@]}"
 }
 
-# The library and the readers of files under sanitizers, with the other compiler and without the machine's own instructions, so
-# that the narrow vectors run, too.
+# The library in half, and the readers of files, under sanitizers, with the other compiler and without the machine's own
+# instructions, so that the narrow vectors run, too.
 part_clang() {
     setup_clang
     [[ -n $mdkv_clang ]] || note SKIPPED "clang: apt offers no clang of version 16 or newer; it runs with g++"
     leg clang 'mdkv_tests mdkv_layer_tests mdkv_recorded_tests mdkv_reader_tests' '-L doctest' -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-        -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DMDKV_SANITIZE=address,undefined -DMDKV_ARCH= -DMDKV_BUILD_EXAMPLES=OFF \
+        -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DMDKV_SANITIZE=address,undefined -DMDKV_ARCH= -DMDKV_TEST_HALF=ON -DMDKV_BUILD_EXAMPLES=OFF \
         "-DMDKV_TEST_SOURCES=/tests/(unit/|apps/runner/(gguf|tokenizer)\\.cpp\$)" -DCMAKE_CXX_COMPILER="${mdkv_clang:-$mdkv_cxx}" "${small[@]}"
 }
 
-# Kernels through nvcc, registers that spill, and the device's tests in one order of threads, another one each day.
+# Kernels through nvcc, registers that spill, and the device's tests in one order of threads: another one each day, and another
+# architecture. The deep part has them all.
 part_gpu() {
-    local orders=(ascending descending shuffled)
-    gpu_leg gpu "mdkv_gpu_kernels mdkv_gpu_tests mdkv_ptx_tests" "^(gpu/|ptx/clock/|ptx/.*/${orders[$(date +%-j) % 3]}\$)"
+    local orders=(ascending descending shuffled) architectures=(80 90)
+    gpu_leg gpu "mdkv_gpu_kernels mdkv_gpu_tests mdkv_ptx_tests" "^(gpu/|ptx/clock/|ptx/.*/${orders[$(date +%-j) % 3]}\$)" \
+        "-DMDKV_CUDA_ARCHITECTURES=${architectures[$(date +%-j) % 2]}"
 }
 gpu_leg() {
     if has_nvcc; then
@@ -159,7 +161,7 @@ part_fuzz() {
 
 # The device's tests in three orders of threads, and faults that they must find.
 part_ptx() {
-    gpu_leg ptx 'mdkv_gpu_tests mdkv_ptx_tests' '^ptx/'
+    gpu_leg ptx 'mdkv_gpu_kernels mdkv_gpu_tests mdkv_ptx_tests' '^(gpu/kernels|ptx/)'
     if has_nvcc; then checked "ptx/mutations" python3 "$mdkv_root/tests/ptx/mutations.py" "$build/ptx/tests/gpu/mdkv_ptx_tests"; fi
 }
 

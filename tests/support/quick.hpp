@@ -1,4 +1,4 @@
-/// \file quick.hpp: a case of several element types is compiled for half alone, where half is among them (MDKV_TEST_QUICK)
+/// \file quick.hpp: a case of several element types is compiled for half alone, where half is among them (MDKV_TEST_HALF, MDKV_TEST_QUICK)
 #pragma once
 
 #include <doctest/doctest.h>
