@@ -393,8 +393,8 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
                 {.scale              = p.scale,
                     .lse             = slice<1>(*all.lse, x.count() - Q, Q),
                     .query_weights   = weights.in(),
-                    .uniform_queries = p.uniform_queries(Q),
-                    .norm            = p.replayed ? p.replayed->last : row_norm::sum},
+                    .norm            = p.replayed ? p.replayed->last : row_norm::sum,
+                    .uniform_queries = p.uniform_queries(Q)},
                 scored.out());
         });
         support::run([&](host const& on) { pool(on, scored.in(), p.pooling, p.replayed ? pooled.out() : of(l)); });

@@ -294,8 +294,8 @@ struct prompt_work
             .lse                        = last<1>(rows.lse, Q),
             .lse_elsewhere              = last<1>(rows.lse_elsewhere, Q),
             .query_weights              = as_input(weights),
-            .uniform_queries            = p.uniform_queries(Q),
-            .norm                       = p.replayed ? p.replayed->last : row_norm::sum};
+            .norm                       = p.replayed ? p.replayed->last : row_norm::sum,
+            .uniform_queries            = p.uniform_queries(Q)};
         if (p.ratios.any_rotated()) { options.channels = as_input(item_of(channels, l)); }
         score(on, queries, keys, values, slice<1>(rows.keys, N, one.window), layer_of(key_bases, l),
             layer_of(value_bases, l), p.ratios, options, scored);
