@@ -164,8 +164,7 @@ inline void take(policy& p, mdkv::preset const& from)
         p.chunk = from.replayed->chunk;
         p.ahead = from.replayed->ahead;
         p.own   = from.replayed->own;
-        if (from.last_queries_score()) { p.join = double{from.replayed->join}; }
-        p.join_norm = from.replayed->last;
+        if (from.last_queries_score()) { p.join = double{from.replayed->join}, p.join_norm = from.replayed->last; }
     }
     if (from.shared)
     {
@@ -215,8 +214,8 @@ inline void take(policy& p, mdkv::preset const& from)
         {
             p.parameters.insert(p.parameters.begin(),
                 {"pool", "pooling", "ratios", "charge", "keep", "queries", "fold_queries", "early", "even", "rows",
-                    "over", "chunk", "ahead", "join", "join_over", "own", "budget", "depth", "odd", "stand_ins", "stand_in_part",
-                    "coded_stand_ins", "window_part", "refit", "while_reading", "slack"});
+                    "over", "chunk", "ahead", "join", "join_over", "own", "budget", "depth", "odd", "stand_ins",
+                    "stand_in_part", "coded_stand_ins", "window_part", "refit", "while_reading", "slack"});
             if (p.name.starts_with("by_window")) { take(p, mdkv::presets::by_window); }
             else if (p.name == "best") { take(p, mdkv::presets::best); }
             else if (p.name == "any_question") { take(p, mdkv::presets::any_question); }

@@ -55,10 +55,7 @@ static_assert(detail::chunk_tokens == prefill_chunk);
         made.replayed    = {
             .norm = p.norm, .chunk = p.chunk, .ahead = p.ahead, .own = p.own, .join = join, .last = p.join_norm};
     }
-    if (p.one_budget())
-    {
-        made.shared = {.depth = static_cast<float>(p.depth), .leverage_power = static_cast<float>(p.odd)};
-    }
+    if (p.one_budget()) { made.shared = {static_cast<float>(p.depth), static_cast<float>(p.odd)}; }
     return made;
 }
 

@@ -111,7 +111,7 @@ template <element T, element U, backend B>
 {
     if (!agreed.open() || dry_run(on)) { return {}; }
     replay_part const how = p.replayed.value_or(replay_part{});
-    sharing_part const of = p.shared.value_or(sharing_part{});
+    sharing_part const s  = p.shared.value_or(sharing_part{});
     rotary_encoding<B> const none;
     rotary_encoding<B> const& rope = p.replayed ? shape.encoding : none;
     return {{{"number of tokens", tokens}, {"dimension D of keys", shape.dims.keys},
@@ -126,9 +126,8 @@ template <element T, element U, backend B>
         {"preset.coded_stand_ins", p.coded_stand_ins}, {"preset.window_part", p.window_part}, {"preset.scale", p.scale},
         {"preset.replayed.norm", how.norm}, {"preset.replayed.chunk", how.chunk}, {"preset.replayed.sinks", how.sinks},
         {"preset.replayed.ahead", how.ahead}, {"preset.replayed.own", how.own}, {"preset.replayed.join", how.join},
-        {"preset.replayed.last", how.last}, {"preset.shared.depth", of.depth},
-        {"preset.shared.leverage_power", of.leverage_power},
-        shared_number::hash("preset.refitted", p.refitted ? hash_of(*p.refitted) : 0),
+        {"preset.replayed.last", how.last}, {"preset.shared.leverage_power", s.leverage_power},
+        shared_number::hash("preset.refitted", p.refitted ? hash_of(*p.refitted) : 0), {"preset.shared.depth", s.depth},
         {"encoding.base", rope.base}, {"encoding.rotating", rope.rotating}, {"encoding.pairs", rope.pairs},
         shared_number::hash("encoding.frequencies", rope.frequencies ? hash_of(on, *rope.frequencies) : 0)}};
 }
@@ -286,8 +285,7 @@ struct prompt_work
         if (!scores)
         {
             mdkv::pool(on, as_input(found), p.pooling, pooled);
-            run(on, copy_rows<B, float>{as_input(pooled), found});
-            return;
+            return run(on, copy_rows<B, float>{as_input(pooled), found});
         }
         fill_query_weights(on, weights, p.early_weight, p.question);
         score_options<B> options{.scale = p.scale,
