@@ -1,13 +1,16 @@
 #include "runner/policies.hpp"
 
 #include "runner/common_options.hpp"
+#include "runner/systems/policy_prompt.hpp"
 
 #include <doctest/doctest.h>
 
 #include <mdkv/core/error.hpp>
+#include <mdkv/presets.hpp>
 
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 TEST_CASE("every policy is found by its own name, names are different, and all but the whole cache name a source")
@@ -33,53 +36,35 @@ TEST_CASE("an unknown policy is refused with the list of those there are")
         mdkv::invalid_argument);
 }
 
-TEST_CASE("the presets are those of the method: ratio set and pooling")
+TEST_CASE("policies of the library's presets have their options, and the window of all policies if it is smaller")
 {
-    CHECK(runner::text_of(runner::find_policy("paper").ratios) == "0,1/8,1/4,1");
-    CHECK(runner::find_policy("paper").pooling.width == 7);
-    CHECK(runner::text_of(runner::find_policy("paper_literal").ratios) == "0,1/8,1/4,1");
-    CHECK(runner::find_policy("paper_literal").pooling.width == 1);
-    CHECK(runner::text_of(runner::find_policy("evict").ratios) == "0,1");
-    CHECK(runner::find_policy("evict").pooling.width == 1);
+    for (auto const& [name, preset] : {std::pair{"paper", &mdkv::presets::paper}, {"paper_h", &mdkv::presets::paper},
+             {"paper_literal", &mdkv::presets::paper_literal}, {"evict", &mdkv::presets::evict},
+             {"by_window", &mdkv::presets::by_window}, {"by_window_h", &mdkv::presets::by_window},
+             {"best", &mdkv::presets::best}, {"any_question", &mdkv::presets::any_question}})
+    {
+        CAPTURE(name);
+        CHECK(runner::find_policy(name).options.name == preset->name);
+    }
     CHECK(runner::find_policy("full").whole());
-
     runner::policy const by_window = runner::find_policy("by_window");
-    CHECK(runner::text_of(by_window.ratios) == "0,1:int4,1:int8,1");
-    CHECK(by_window.pooling.kind == mdkv::pooling::adaptive);
     CHECK(by_window.kept_window(32) == mdkv::presets::by_window.window);
     CHECK(by_window.kept_window(4) == 4);
-    CHECK(by_window.queries == mdkv::presets::by_window.queries);
-    CHECK(by_window.rows == runner::scoring_rows::window);
+    CHECK(by_window.more_queries() == mdkv::presets::by_window.queries);
     CHECK(!by_window.one_budget());
-    runner::policy const best = runner::find_policy("best");
-    CHECK(best.rows == runner::scoring_rows::both);
-    CHECK(best.join == double{mdkv::presets::best.replayed->join});
-    CHECK(best.norm == mdkv::row_norm::euclidean);
-    CHECK(best.one_budget());
-    runner::policy const any = runner::find_policy("any_question");
-    CHECK(any.rows == runner::scoring_rows::replay);
-    CHECK(any.own);
-    CHECK(any.one_budget());
-    CHECK(any.depth == 1);
-    CHECK(any.odd == double{mdkv::presets::any_question.leverage_power()});
-    CHECK(any.stand_ins == mdkv::presets::any_question.stand_ins);
-    CHECK(runner::parse_policy("best[stand_ins=3]").stand_ins == 3);
-    CHECK(runner::parse_policy("best[stand_in_part=5]").stand_in_part == 5);
-    CHECK(runner::parse_policy("best[coded_stand_ins=yes]").coded_stand_ins);
-    CHECK(!runner::parse_policy("best[coded_stand_ins=no]").coded_stand_ins);
-    CHECK(runner::parse_policy("by_window[window_part=9]").window_part == 9);
-    CHECK(runner::parse_policy("best[refit=yes]").refit);
-    CHECK(!runner::parse_policy("best[refit=no]").refit);
-    CHECK(runner::find_policy("by_window_h").share == runner::sharing::head_scores);
+    CHECK(runner::find_policy("best").one_budget());
     CHECK(runner::find_policy("paper").kept_window(32) == 32);
-    CHECK(runner::find_policy("paper").charge == mdkv::projection_charge::by_use);
-    CHECK(runner::find_policy("paper_literal").charge == mdkv::projection_charge::always);
+    CHECK(runner::find_policy("paper").more_queries() == 0);
+    auto const made = runner::preset_of(runner::find_policy("best"), 8, 32);
+    CHECK(made.window == 8);
+    CHECK(made.question == 32);
+    CHECK(made.queries == mdkv::presets::best.queries);
 }
 
 TEST_CASE("the baselines' parameters are their authors'")
 {
-    CHECK(runner::find_policy("snapkv").pooling.width == 7);
-    CHECK(runner::find_policy("snapkv").pooling.kind == mdkv::pooling::max);
+    CHECK(runner::find_policy("snapkv").options.pooling.width == 7);
+    CHECK(runner::find_policy("snapkv").options.pooling.kind == mdkv::pooling::max);
     CHECK(runner::find_policy("pyramidkv").beta == 20);
     CHECK(runner::find_policy("headkv").beta == 1.1);
     CHECK(runner::find_policy("paper_h").beta == 1.1);
@@ -89,42 +74,34 @@ TEST_CASE("the baselines' parameters are their authors'")
 
 TEST_CASE("a policy's parameters are set in brackets, and its label says so")
 {
-    auto const p = runner::parse_policy("paper[pool=13+pooling=mean+ratios=0,1/4,1+heads=query]");
+    auto const p = runner::parse_policy("paper[pool=13+pooling=mean+ratios=0,1/4:int8,1]");
     CHECK(p.name == "paper");
-    CHECK(p.label == "paper[pool=13+pooling=mean+ratios=0,1/4,1+heads=query]");
-    CHECK(p.pooling.width == 13);
-    CHECK(p.pooling.kind == mdkv::pooling::mean);
-    CHECK(runner::text_of(p.ratios) == "0,1/4,1");
-    CHECK(p.per_query_head);
+    CHECK(p.label == "paper[pool=13+pooling=mean+ratios=0,1/4:int8,1]");
+    CHECK(p.options.pooling.width == 13);
+    CHECK(p.options.pooling.kind == mdkv::pooling::mean);
+    CHECK(runner::text_of(p.options.ratios) == "0,1/4:int8,1");
     CHECK(runner::parse_policy("headkv[beta=1.5+scores=/some/where/r2.json]").label == "headkv[beta=1.5+scores=r2]");
-
-    auto const mixed = runner::parse_policy(
-        "paper[ratios=0,1/4:int8,1:int4+charge=always+keep=16+queries=64+early=0.5+even=4+fold_queries=16]");
-    CHECK(runner::text_of(mixed.ratios) == "0,1/4:int8,1:int4");
-    CHECK(mixed.charge == mdkv::projection_charge::always);
-    CHECK(mixed.keep == 16);
-    CHECK(mixed.queries == 64);
-    CHECK(mixed.early == 0.5);
-    CHECK(mixed.even == 4);
-    CHECK(mixed.fold_queries == 16);
-    CHECK_THROWS_AS(static_cast<void>(runner::parse_policy("paper[fold_queries=0]")), mdkv::invalid_argument);
-    auto const replayed = runner::parse_policy("by_window[rows=both+over=rms+chunk=128+join=2]");
-    CHECK(replayed.rows == runner::scoring_rows::both);
-    CHECK(replayed.norm == mdkv::row_norm::euclidean);
-    CHECK(replayed.chunk == 128);
-    CHECK(replayed.join == 2);
-    CHECK(!replayed.own);
-    CHECK(!replayed.one_budget());
-    auto const shared = runner::parse_policy("by_window[rows=both+own=yes+budget=model+depth=-0.5]");
-    CHECK(shared.own);
-    CHECK(shared.one_budget());
-    CHECK(shared.depth == -0.5);
-    CHECK(shared.runs_on_device());
-    CHECK(shared.odd == 0);
-    CHECK(runner::parse_policy("any_question[odd=8]").odd == 8);
-    CHECK(runner::parse_policy("paper[pooling=adaptive]").pooling.kind == mdkv::pooling::adaptive);
+    CHECK(runner::parse_policy("paper[pooling=adaptive]").options.pooling.kind == mdkv::pooling::adaptive);
     CHECK(runner::parse_policy("pyramidkv[beta=10]").beta == 10);
-    CHECK(runner::parse_policy("snapkv[storage=int4]").stored == mdkv::storage::int4);
+
+    auto const replayed =
+        runner::parse_policy("best[chunk=128+ahead=9+join=0.5+budget=layer+slack=0+while_reading=yes]");
+    CHECK(replayed.options.replayed->chunk == 128);
+    CHECK(replayed.options.replayed->ahead == 9);
+    CHECK(replayed.options.replayed->join == 0.5F);
+    CHECK(!replayed.one_budget());
+    CHECK(replayed.slack == 0.0F);
+    CHECK(replayed.while_reading);
+    CHECK(runner::parse_policy("by_window[budget=model]").one_budget());
+    CHECK(runner::parse_policy("by_window[budget=model]").runs_on_device());
+    auto const parts =
+        runner::parse_policy("best[stand_ins=3+stand_in_part=5+coded_stand_ins=no+window_part=9+refit=no]").options;
+    CHECK(parts.stand_ins == 3);
+    CHECK(parts.stand_in_part == 5);
+    CHECK(!parts.coded_stand_ins);
+    CHECK(parts.window_part == 9);
+    CHECK(!parts.refitted);
+    CHECK(runner::parse_policy("best[refit=yes]").options.refitted);
 }
 
 TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
@@ -134,34 +111,20 @@ TEST_CASE("a policy's text that cannot be read is refused by the part at fault")
     };
     refuses("snapkv[pool=7", "policy \"snapkv[pool=7\": the closing ] is missing");
     refuses("snapkv[pool]", "policy \"snapkv[pool]\": \"pool\" is not of the form parameter=value");
-    refuses("snapkv[pool=6]", "policy snapkv: pool = 6: must be odd and at least 1");
-    refuses("h2o[pool=7]", "policy h2o: pool = 7: unknown parameter; there are heads, storage");
+    refuses("snapkv[pool=6]", "policy snapkv: pool = 6: must be odd");
+    refuses("snapkv[pool=-1]", "policy snapkv: pool = -1: must be at least 1");
+    refuses("snapkv[beta=1]", "policy snapkv: beta = 1: unknown parameter; there are pool, pooling");
+    refuses("h2o[pool=7]", "policy h2o: pool = 7: unknown parameter; there are none");
     refuses("headkv[beta=0.5]", "policy headkv: beta = 0.5: must be a number between 1 and 1000000");
     refuses("headkv[beta=2x]", "policy headkv: beta = 2x: must be a number between 1 and 1000000");
-    refuses("by_window[rows=all]", "policy by_window: rows = all: must be window, replay or both");
-    refuses("by_window[over=mean]", "policy by_window: over = mean: must be sum, rms or max");
-    refuses("by_window[chunk=96]", "policy by_window: chunk = 96: must divide 512, the tokens of a chunk of prefill");
-    refuses("by_window[join=-1]", "policy by_window: join = -1: must be a number between 0 and 1000000");
-    refuses("paper[rows=both]", "policy \"paper[rows=both]\": replayed rows score neither projected rungs, whose bases "
-                                "are known at the prompt's "
-                                "end, nor heads=query");
-    refuses("by_window[own=1]", "policy by_window: own = 1: must be yes or no");
-    refuses("by_window[budget=all]", "policy by_window: budget = all: must be model or layer");
-    refuses("best[stand_ins=-1]", "policy best: stand_ins = -1: must not be negative");
-    refuses("best[stand_in_part=0]", "policy best: stand_in_part = 0: must be positive");
-    refuses("best[window_part=-1]", "policy best: window_part = -1: must not be negative");
+    refuses("best[chunk=96]", "policy best: chunk = 96: must divide 512, the tokens of a chunk of prefill");
     refuses("best[coded_stand_ins=8]", "policy best: coded_stand_ins = 8: must be yes or no");
-    refuses("by_window[stand_ins=4]",
-        "policy \"by_window[stand_ins=4]\": stand_ins is for one budget for all layers; stand_ins=0 leaves it out");
-    refuses("by_window[depth=x]", "policy by_window: depth = x: must be a number between -10 and 10");
-    refuses("best[odd=-1]", "policy best: odd = -1: must be a number between 0 and 100");
-    refuses("by_window[odd=8]",
-        "policy \"by_window[odd=8]\": odd is for one budget for all layers, whose keys say together how "
-        "odd tokens are; odd=0 leaves it out");
+    refuses("by_window[budget=all]", "policy by_window: budget = all: must be model or layer");
     refuses("by_window_h[budget=model]", "policy by_window_h: budget = model: heads share by their scores");
-    refuses("paper[budget=model]",
-        "policy \"paper[budget=model]\": one budget for all layers is for rungs without projections");
-    refuses("h2o[heads=all]", "policy h2o: heads = all: must be kv or query");
+    refuses("paper[budget=model]", "policy \"paper[budget=model]\": projected rungs, whose bases are known at the "
+                                   "prompt's end, have neither replayed rows nor one budget");
+    CHECK_THROWS_AS(
+        static_cast<void>(runner::parse_policy("best[ratios=0,1/4,1+budget=layer]")), mdkv::invalid_argument);
     CHECK_THROWS_AS(static_cast<void>(runner::parse_policy("paper[ratios=1,0]")), mdkv::invalid_argument);
 }
 
@@ -179,15 +142,14 @@ TEST_CASE("on a device run the policies that go through compress layer by layer,
     runner::common_options common;
     CHECK(runner::chosen_policy("snapkv", common).backend == runner::backend_kind::cpu);
     common.backend = "cuda";
-    for (char const* const text :
-        {"paper", "paper_literal", "evict", "by_window", "full", "by_window[heads=query+pool=5]"})
+    for (char const* const text : {"paper", "paper_literal", "evict", "by_window", "full", "by_window[pool=5]"})
     {
         CAPTURE(text);
         CHECK(runner::chosen_policy(text, common).backend == runner::backend_kind::cuda);
         CHECK(runner::chosen_policy(text, common).label == text);
     }
     for (char const* const text :
-        {"snapkv", "h2o", "low_rank", "headkv[scores=x]", "by_window_h[scores=x]", "by_window[rows=both]"})
+        {"snapkv", "h2o", "low_rank", "headkv[scores=x]", "by_window_h[scores=x]", "best[budget=layer]"})
     {
         CAPTURE(text);
         CHECK_THROWS_WITH_AS(static_cast<void>(runner::chosen_policy(text, common)),
@@ -202,19 +164,12 @@ TEST_CASE("on a device run the policies that go through compress layer by layer,
         "backend: \"rocm\" is unknown; there are cpu, cuda", mdkv::invalid_argument);
 }
 
-TEST_CASE("options of all commands change what a policy's text leaves open, where the policy has it")
+TEST_CASE("a file of head scores is that of the options if the policy's text names none")
 {
     runner::common_options common;
-    common.pool               = 13;
-    common.pooling            = "adaptive";
-    common.ratios             = "0,1:int4,1";
-    common.score_queries      = 128;
-    runner::policy const best = runner::chosen_policy("by_window[pool=5]", common);
-    CHECK(best.pooling.width == 5);
-    CHECK(best.pooling.kind == mdkv::pooling::adaptive);
-    CHECK(runner::text_of(best.ratios) == "0,1:int4,1");
-    CHECK(best.queries == 128);
-    CHECK(best.label == "by_window[pool=5+pooling=adaptive+ratios=0,1:int4,1+queries=128]");
-    CHECK(runner::chosen_policy("h2o", common).label == "h2o");
     CHECK_THROWS_AS(static_cast<void>(runner::chosen_policy("paper_h", common)), mdkv::invalid_argument);
+    common.head_scores = "all.json";
+    CHECK(runner::chosen_policy("paper_h", common).head_scores == "all.json");
+    CHECK(runner::chosen_policy("paper_h[scores=own.json]", common).head_scores == "own.json");
+    CHECK(runner::chosen_policy("h2o", common).head_scores.empty());
 }
