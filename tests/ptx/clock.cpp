@@ -283,7 +283,7 @@ public:
             case kind::atomic:
             {
                 bool global        = false;
-                double const there = arrival(t, w, p, on, from.ready, p.address, global);
+                double const there = arrival(t, w, p, on, from.ready, p.address, global, i.of.does);
                 give({std::max(there, from.ready + i.of.latency), from.chain + (global ? 1 : 0)});
                 break;
             }
@@ -291,7 +291,7 @@ public:
             {
                 t.catch_up(from);
                 bool global = false;
-                t.copied    = std::max(t.copied, arrival(t, w, p, on, from.ready, 1, global));
+                t.copied    = std::max(t.copied, arrival(t, w, p, on, from.ready, 1, global, i.of.does));
                 first_copy_ = first_copy_ < 0 ? from.ready : std::min(first_copy_, from.ready);
                 break;
             }
@@ -299,7 +299,7 @@ public:
             {
                 t.catch_up(from);
                 bool global = false;
-                static_cast<void>(arrival(t, w, p, on, from.ready, 0, global, false));
+                static_cast<void>(arrival(t, w, p, on, from.ready, 0, global, i.of.does));
                 first_copy_ = first_copy_ < 0 ? from.ready : std::min(first_copy_, from.ready);
                 break;
             }
@@ -372,19 +372,20 @@ private:
         });
     }
 
-    /// When the last byte of an access is there. Afterwards its lines are in the block's L1 cache if they are kept.
-    double arrival(warp_time& t, warp& w, instruction const& p, lanes on, double now, std::size_t operand, bool& global,
-        bool kept = true)
+    /// When the last byte of an access is there. Afterwards its lines are in the block's L1 cache, but for a prefetch.
+    double arrival(
+        warp_time& t, warp& w, instruction const& p, lanes on, double now, std::size_t operand, bool& global, kind does)
     {
         double all = now + l1;
         each_line(w, p, on, operand, [&](u64 at) {
-            if (kept ? !mine_.insert(at).second : mine_.contains(at)) { return; }
+            if (does == kind::prefetch ? mine_.contains(at) : !mine_.insert(at).second) { return; }
             global       = true;
             line& known  = lines_[at];
             double there = now + l2;
             if (known.launch == 0 || known.launch == launch_) // others of this launch ask at the same time
             {
-                double const begin = std::max(t.memory_free, now); // a warp has its share of the memory's rate
+                // A warp has its share of the memory's rate, but what it loads into registers is little, and others' too.
+                double const begin = does == kind::load ? now : std::max(t.memory_free, now);
                 double const fresh = begin + dram;
                 if (known.launch == 0) // DRAM is asked once
                 {

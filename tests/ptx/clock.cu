@@ -32,11 +32,11 @@ struct limits
     int chain, merge_chain, barriers;
     std::uint64_t instructions, code; ///< of the slices
 };
-constexpr limits small_plain{12.4, 2.6, 4740, 3, 4, 5, 3960, 33700};
-constexpr limits small_codes{12.5, 2.6, 4890, 6, 4, 5, 4060, 64600};
-constexpr limits small_coordinates{17.5, 4.1, 5380, 9, 6, 7, 4600, 42800};
-constexpr limits whole_tiles{10.2, 2.6, 4920, 3, 4, 5, 3090, 47600};
-constexpr limits many_slices{9.8, 2.9, 5870, 3, 5, 5, 2090, 30200};
+constexpr limits small_plain{9.3, 2.6, 4320, 3, 4, 5, 2940, 31200};
+constexpr limits small_codes{10.9, 2.6, 4820, 3, 4, 5, 3540, 64600};
+constexpr limits small_coordinates{13.8, 4.2, 4390, 9, 6, 7, 4630, 40700};
+constexpr limits whole_tiles{9.4, 2.6, 4390, 3, 4, 4, 2970, 46300};
+constexpr limits many_slices{8.9, 2.8, 5010, 3, 5, 4, 2030, 29400};
 
 /// Attends a cache whose heads have these tokens of rungs 1, 2 and 3, a few more or fewer from head to head unless they are
 /// whole tiles, and prints the times of slices and merge.

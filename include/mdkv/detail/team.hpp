@@ -56,7 +56,7 @@ public:
     {
         static_assert(alignof(V) <= 16, "carver: this type needs a stricter alignment");
         std::byte* const at = memory_ + used_;
-        used_ += (n * index_t{sizeof(V)} + 15) / 16 * 16;
+        used_ += static_cast<index_t>((static_cast<std::uint64_t>(n) * sizeof(V) + 15) / 16 * 16); // unsigned: a mask
         return reinterpret_cast<V*>(at);
     }
     [[nodiscard]] MDKV_HD index_t bytes() const noexcept { return used_; }

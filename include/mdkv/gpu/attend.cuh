@@ -52,15 +52,16 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
             if (batch.count == 0) { return; }
             kernels::attend_states const left{
                 {layout, sizeof(T)}, Columns, batch.blocks, batch.heads * batch.count, states};
-            body(slice_kernel{batch, queries, left, mdkv::detail::attend_scale(options.scale, layout)},
-                merge_kernel{batch, left, {output, lse}, batch.most_slices()});
+            body(slice_kernel{batch, queries, left, mdkv::detail::attend_scale(options.scale, layout),
+                     slice_kernel::most_tile_bytes(left.sizes)},
+                merge_kernel{batch, left, batch.most_slices(), output, lse});
         }
     };
     index_t floats = 0;
     for_each_launch(nullptr, [&](slice_kernel const& kernel, auto const&) {
         floats = (std::max)(floats, kernel.states.floats());
-        expects(!executes || kernel.shared_bytes() <= most_shared, "attend: head dimensions ", kernel.states.sizes.keys,
-            " and ", kernel.states.sizes.values, " need ", kernel.shared_bytes(),
+        expects(!executes || shared_bytes(kernel) <= most_shared, "attend: head dimensions ", kernel.states.sizes.keys,
+            " and ", kernel.states.sizes.values, " need ", shared_bytes(kernel),
             " bytes of shared memory; this GPU gives a block ", most_shared);
     });
     workspace::frame frame{*on.scratch, "attend"};

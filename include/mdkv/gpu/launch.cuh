@@ -3,6 +3,7 @@
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/device.cuh>
 #include <mdkv/gpu/error.cuh>
@@ -104,9 +105,18 @@ int grant_shared_memory(device_of const& device)
     return most;
 }
 
-/// Enqueues `blocks` blocks of Kernel::threads threads, or nothing if `blocks` is 0. Two members are optional:
-/// Kernel::blocks_per_multiprocessor, the number of blocks to run at once, and `shared_bytes()`, the shared memory that a
-/// block needs.
+/// The shared memory that a block of a kernel asks for: what its `shared_bytes` says or its `carve` takes, 0 if it has neither.
+template <class Kernel>
+[[nodiscard]] index_t shared_bytes(Kernel const& kernel)
+{
+    mdkv::detail::carver counting;
+    if constexpr (requires { kernel.shared_bytes(); }) { return kernel.shared_bytes(); }
+    else if constexpr (requires { kernel.carve(counting); }) { static_cast<void>(kernel.carve(counting)); }
+    return counting.bytes();
+}
+
+/// Enqueues `blocks` blocks of Kernel::threads threads, or nothing if `blocks` is 0. Kernel::blocks_per_multiprocessor, the number
+/// of blocks to run at once, is optional.
 /// \throws invalid_argument   a block needs more shared memory than the device gives it
 /// \throws cuda_error         the start failed
 template <class Kernel>
@@ -116,8 +126,7 @@ void launch(backend const& on, Kernel const& kernel, index_t blocks)
         "launch: Kernel::threads must be a multiple of a warp and at most 1024");
     if (blocks <= 0) { return; }
     expects(blocks <= INT32_MAX, Kernel::name, ": ", blocks, " blocks are more than a grid may have");
-    index_t shared = 0;
-    if constexpr (requires { kernel.shared_bytes(); }) { shared = kernel.shared_bytes(); }
+    index_t const shared = shared_bytes(kernel);
     device_of const device{on.stream};
     constexpr index_t always_granted = 40 * 1024; // 48 KB less a kernel's static memory
     if (shared > always_granted)

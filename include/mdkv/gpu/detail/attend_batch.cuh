@@ -99,14 +99,13 @@ struct attend_batch
             expects(held <= most_held, "attend: a cache has ", held, " bytes; on a GPU it may have ", most_held);
             int const head_rows    = static_cast<int>(query_heads / layout.heads * n);
             index_t const replicas = (head_rows + attend_queries - 1) / attend_queries * column_blocks;
-            index_t const most_cut = checked_multiply(
-                layout.heads, cache.tail_capacity > 0 ? runs : runs - 1); // all runs' last slices may be short
-            expects(most_cut < 4096, "attend: ", layout.heads, " heads with ", runs,
+            expects(layout.heads < 4096 / runs, "attend: ", layout.heads, " heads with ", runs,
                 " runs each are more than 4095 in all");
+            index_t const cut  = most_cut(cache.tail_capacity);
             index_t const room = attend_slices / replicas;
-            // An eighth more, for tiles that are not whole: cut needs no second try for small caches.
+            // An eighth more, for tiles that are not whole: small caches are cut in one go.
             index_t const wanted     = dearest * (held + held / 8) / attend_slice_bytes + 1;
-            index_t const own_blocks = std::min(wanted + most_cut, std::max(room, most_cut + 1 + room / 2));
+            index_t const own_blocks = std::min(wanted + cut, std::max(room, cut + 1 + room / 2));
             attend_sequence& added   = sequences[static_cast<std::size_t>(count++)];
             added             = {cache.arena, cache.heads, cache.tail, cache.tail_capacity, cache.appended, first_token,
                             static_cast<int>(n), head_rows, static_cast<int>(own_blocks), blocks};
@@ -144,10 +143,11 @@ struct attend_batch
     {
         return static_cast<int>(static_cast<unsigned>(e) * by_runs >> 20U);
     }
-    /// Run i of a head: its tokens, and where they begin in the arena, or in the tail.
-    [[nodiscard]] __device__ run_entry entry_of(attend_sequence const& s, int head, int i) const
+    /// Run e: its tokens, and where they begin in the arena, or in the tail.
+    [[nodiscard]] __device__ run_entry entry_of(attend_sequence const& s, int e) const
     {
-        attend_run const& of = run[static_cast<std::size_t>(i)];
+        int const head       = head_of(e);
+        attend_run const& of = run[static_cast<std::size_t>(e - head * runs)];
         if (of.entry >= 0)
         {
             return *reinterpret_cast<run_entry const*>(reinterpret_cast<std::byte const*>(s.heads + head) + of.entry);
@@ -159,45 +159,48 @@ struct attend_batch
     }
 
     /// Cuts every run of every head of a sequence into slices of nearly equal bytes, whole tiles each. Calls
-    /// body(e, begin, end) for each run e, that is run e % runs of head e / runs, in their order, with its slices [begin, end): a
-    /// run without tokens has none. For one warp, all of whose lanes call `body` as often, those without a run with e = -1.
+    /// body(e, entry, begin, end) for each run e, that is run e % runs of head e / runs, in their order, with its slices
+    /// [begin, end): a run without tokens has none. For one warp; lanes without a run call it with e = -1.
     template <class Body>
     __device__ void cut(attend_sequence const& s, Body const& body) const
     {
-        constexpr auto least     = static_cast<unsigned>(attend_slice_bytes / tile_tokens);
-        int const lane           = device::lane();
-        int const all            = heads * runs;
-        auto const blocks        = static_cast<unsigned>(s.blocks);
-        auto const [total, some] = measure(s);
-        auto const share = [&](unsigned n) { return (total + n - 1) / n < least ? least : (total + n - 1) / n; };
-        // Slices of equal bytes for as many blocks may be a few too many, because runs end inside them.
-        unsigned of_slice = share(blocks);
-        if (total > (blocks - some) * of_slice)
+        constexpr auto least = static_cast<unsigned>(attend_slice_bytes / tile_tokens);
+        int const lane       = device::lane();
+        int const all        = heads * runs;
+        auto const blocks    = static_cast<unsigned>(s.blocks);
+        auto const total     = sum_of(s, [](run_size const& r) { return r.bytes(); });
+        auto const share     = [&](unsigned n) { return (total + n - 1) / n < least ? least : (total + n - 1) / n; };
+        unsigned of_slice    = share(blocks);
+        // They may be a few too many, because runs end inside slices.
+        if (total > (blocks - static_cast<unsigned>(most_cut(s.tail_capacity))) * of_slice)
         {
-            unsigned count = 0;
-            MDKV_ROLLED
-            for (int e = lane; e < all; e += device::warp_size) { count += size_of(s, e).slices(of_slice); }
-            if (device::sum_of_lanes(count) > blocks) { of_slice = share(blocks - some); }
+            of_slice = share(blocks - sum_of(s, [](run_size const& r) { return r.tiles > 0 ? 1U : 0U; }));
         }
         unsigned begin = 0;
         MDKV_ROLLED
         for (int first = 0; first < all; first += device::warp_size)
         {
-            bool const there   = first + lane < all;
-            unsigned const own = there ? size_of(s, first + lane).slices(of_slice) : 0;
-            unsigned end       = own;
+            int const e           = first + lane;
+            run_entry const entry = e < all ? entry_of(s, e) : run_entry{};
+            unsigned const own    = size_of(e < all ? e : 0, entry.tokens).slices(of_slice);
+            unsigned end          = own;
             MDKV_UNROLL
             for (int step = 1; step < device::warp_size; step *= 2)
             {
                 unsigned const before = device::shuffle(end, (lane - step) & (device::warp_size - 1));
                 end += lane >= step ? before : 0;
             }
-            body(there ? first + lane : -1, static_cast<int>(begin + end - own), static_cast<int>(begin + end));
+            body(e < all ? e : -1, entry, static_cast<int>(begin + end - own), static_cast<int>(begin + end));
             begin += device::shuffle(end, device::warp_size - 1);
         }
     }
 
 private:
+    /// Runs that may have tokens: each one's last slice may be short.
+    [[nodiscard]] MDKV_HD int most_cut(index_t tail_capacity) const
+    {
+        return heads * (tail_capacity > 0 ? runs : runs - 1);
+    }
     /// How many times its bytes a tile of some run costs at most, rounded up.
     [[nodiscard]] index_t most_cost() const
     {
@@ -223,43 +226,28 @@ private:
             return wanted < tiles ? wanted : tiles;
         }
     };
-    [[nodiscard]] __device__ run_size size_of(attend_sequence const& s, int e) const
+    [[nodiscard]] __device__ run_size size_of(int e, index_t tokens) const
     {
-        constexpr auto of_tile = unsigned{tile_tokens};
-        int const head         = head_of(e);
-        int const i            = e - head * runs;
-        attend_run const& of   = run[static_cast<std::size_t>(i)];
-        auto const tokens      = static_cast<unsigned>(entry_of(s, head, i).tokens);
-        return {(tokens + of_tile - 1) / of_tile, static_cast<unsigned>(of.cost())};
+        attend_run const& of = run[static_cast<std::size_t>(e - head_of(e) * runs)];
+        return {(static_cast<unsigned>(tokens) + unsigned{tile_tokens} - 1) / unsigned{tile_tokens},
+            static_cast<unsigned>(of.cost())};
     }
-    struct sequence_size
-    {
-        unsigned bytes; ///< in units of 16, with whole tiles and what they take beside
-        unsigned runs;  ///< that have tokens
-    };
-    /// All runs of a sequence. For one warp.
-    [[nodiscard]] __device__ sequence_size measure(attend_sequence const& s) const
+    /// The sum of `number` of each run of a sequence. For one warp.
+    template <class Number>
+    [[nodiscard]] __device__ unsigned sum_of(attend_sequence const& s, Number const& number) const
     {
         constexpr int at_once = 4; // runs of a lane whose loads are under way together
-        sequence_size all{0, 0};
+        unsigned sum          = 0;
         MDKV_ROLLED
         for (int first = device::lane(); first < heads * runs; first += at_once * device::warp_size)
         {
-            unsigned own[at_once];
             MDKV_UNROLL
-            for (int i = 0; i < at_once; ++i)
+            for (int e = first; e < first + at_once * device::warp_size; e += device::warp_size)
             {
-                int const e = first + i * device::warp_size;
-                own[i]      = e < heads * runs ? size_of(s, e).bytes() : 0;
-            }
-            MDKV_UNROLL
-            for (int i = 0; i < at_once; ++i)
-            {
-                all.bytes += own[i];
-                all.runs += own[i] > 0 ? 1 : 0;
+                sum += e < heads * runs ? number(size_of(e, entry_of(s, e).tokens)) : 0;
             }
         }
-        return {device::sum_of_lanes(all.bytes), device::sum_of_lanes(all.runs)};
+        return device::sum_of_lanes(sum);
     }
 
     template <element T>

@@ -12,12 +12,13 @@
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/attend_batch.cuh>
-#include <mdkv/gpu/detail/attend_fragments.cuh>
+#include <mdkv/gpu/detail/attend_numbers.cuh>
 #include <mdkv/gpu/detail/attend_rows.cuh>
 #include <mdkv/gpu/detail/attend_sums.cuh>
 #include <mdkv/gpu/detail/attend_units.cuh>
 #include <mdkv/gpu/device.cuh>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -25,53 +26,48 @@
 namespace MDKV_NAMESPACE::gpu::kernels
 {
 
-/// x := H x / sqrt(n) for each group of 64 of n numbers by the lanes of a warp, block by block: detail/hadamard.hpp's order. Two
-/// whole groups are rotated at once.
+/// x := H x / sqrt(n) by the lanes of a warp, in the order of detail/hadamard.hpp: of one block of n = `size` numbers, up to 32, or
+/// of Numbers / 2 groups of 64.
+template <int Numbers>
+__device__ __forceinline__ void rotate_block(float* x, int size)
+{
+    int const lane   = device::lane();
+    bool const there = Numbers > 1 || lane < size;
+    float of[std::size_t{Numbers}]; // numbers lane, lane + 32, ...
+    MDKV_UNROLL
+    for (int i = 0; i < Numbers; ++i) { of[i] = there ? x[lane + i * device::warp_size] : 0.0F; }
+    MDKV_UNROLL
+    for (int step = 1; step < (Numbers > 1 ? device::warp_size : size); step *= 2)
+    {
+        MDKV_UNROLL
+        for (int i = 0; i < Numbers; ++i)
+        {
+            float const other = device::shuffle_xor(of[i], step);
+            of[i]             = (lane & step) != 0 ? other - of[i] : of[i] + other;
+        }
+    }
+    MDKV_UNROLL
+    for (int i = 0; i + 1 < Numbers; i += 2)
+    {
+        float const first = of[i];
+        of[i]             = first + of[i + 1];
+        of[i + 1]         = first - of[i + 1];
+    }
+    float const factor = Numbers > 1 ? 0.125F : mdkv::detail::hadamard_factor(size);
+    MDKV_UNROLL
+    for (int i = 0; i < Numbers && there; ++i) { x[lane + i * device::warp_size] = of[i] * factor; }
+}
+/// The same for n numbers, block by block.
 __device__ inline void rotate_by_warp(float* x, int n)
 {
     constexpr int group = int{quantised_group};
-    int const lane      = device::lane();
     MDKV_ROLLED
-    while (n >= group)
+    for (int size = 0; n > 0; x += size, n -= size)
     {
-        bool const two = n >= 2 * group;
-        float of[4]; // numbers lane and lane + 32 of each group
-        MDKV_UNROLL
-        for (int i = 0; i < 4; ++i) { of[i] = i < 2 || two ? x[lane + i * device::warp_size] : 0.0F; }
-        MDKV_UNROLL
-        for (int step = 1; step < device::warp_size; step *= 2)
-        {
-            MDKV_UNROLL
-            for (int i = 0; i < 4; ++i)
-            {
-                float const other = device::shuffle_xor(of[i], step);
-                of[i]             = (lane & step) != 0 ? other - of[i] : of[i] + other;
-            }
-        }
-        constexpr float factor = 0.125F;
-        MDKV_UNROLL
-        for (int i = 0; i < (two ? 4 : 2); i += 2)
-        {
-            x[lane + i * device::warp_size]       = (of[i] + of[i + 1]) * factor;
-            x[lane + (i + 1) * device::warp_size] = (of[i] - of[i + 1]) * factor;
-        }
-        x += two ? 2 * group : group;
-        n -= two ? 2 * group : group;
-    }
-    MDKV_ROLLED
-    while (n > 0)
-    {
-        int const size = static_cast<int>(mdkv::detail::hadamard_block(n)); // up to 32
-        float own      = lane < size ? x[lane] : 0.0F;
-        MDKV_ROLLED
-        for (int step = 1; step < size; step *= 2)
-        {
-            float const other = device::shuffle_xor(own, step);
-            own               = (lane & step) != 0 ? other - own : own + other;
-        }
-        if (lane < size) { x[lane] = own * mdkv::detail::hadamard_factor(size); }
-        x += size;
-        n -= size;
+        size = n >= 2 * group ? 2 * group : static_cast<int>(mdkv::detail::hadamard_block(n));
+        if (size == 2 * group) { rotate_block<4>(x, size); }
+        else if (size == group) { rotate_block<2>(x, size); }
+        else { rotate_block<1>(x, size); }
     }
     device::sync_warp();
 }
@@ -98,11 +94,14 @@ struct attend_block
     static constexpr int threads      = attend_threads;
     static constexpr int most_queries = attend_queries;
     static constexpr int group_size   = int{quantised_group};
+    static constexpr int ring_bytes   = attend_warps * attend_ring;
+    static constexpr int sums_bytes   = attend_warps * most_queries * Columns * int{sizeof(float)};
 
     attend_batch<Most> batch;
     in_view<U, 3, backend> queries;
     attend_states states;
-    float scale; ///< factor of queries, for logits in base 2
+    float scale;    ///< factor of queries, for logits in base 2
+    int tile_bytes; ///< most_tile_bytes
 
     /// A block's slice: tiles [first, end) of a run of a head, for some rows of the head and some columns of values. It lies in
     /// shared memory: registers are for sums.
@@ -121,6 +120,7 @@ struct attend_block
         int full_tiles;     ///< tiles of the run before this one are copied as they are
         int unmasked_tiles; ///< no query's mask cuts tiles before this one, and they are full
         bool fixed_dims;    ///< keys and values have as many coordinates as the block has columns
+        bool words;         ///< tiles are copied, and only the last is gathered, if it is not full; else all are
 
         /// The run's coordinates of values among the block's columns.
         [[nodiscard]] __device__ int columns() const
@@ -133,7 +133,10 @@ struct attend_block
     /// A block's shared memory.
     struct scratch
     {
-        std::byte* ring;   // [warps, attend_ring]; in the end [warps, most_queries, Columns] sums
+        std::byte* ring;   // [warps, attend_ring]; in the end, and into `tile`, [warps, most_queries, Columns] sums
+        std::byte* tile;   // attend_numbers; in its place queries lie before
+        float* q;          // [most_queries, row]: the queries
+        float* latents;    // [most_queries, row]: projected, if the run is
         float* tops;       // [warps, most_queries]
         float* totals;     // [warps, most_queries]
         float* factor;     // [most_queries]: of products, for logits in base 2
@@ -142,8 +145,6 @@ struct attend_block
         work* task;
         fragments* to_tensors; // [steps * query_fragments, 32]: the queries for tensor cores
         float* query_sums;     // [groups, most_queries]: sums of a group's coordinates, for minima of codes
-        float* q;              // [most_queries, row]: the queries
-        float* latents;        // [most_queries, row]: projected, if the layout has such runs
     };
 
     [[nodiscard]] MDKV_HD int row() const { return states.sizes.keys; }
@@ -151,25 +152,42 @@ struct attend_block
 
     [[nodiscard]] MDKV_HD scratch carve(mdkv::detail::carver& memory) const
     {
-        constexpr int query_fragments = attend_rows<T, storage::plain>::query_fragments;
-        constexpr int rows            = attend_warps * most_queries;
-        return {memory.take<std::byte>(attend_warps * attend_ring), memory.take<float>(rows), memory.take<float>(rows),
+        constexpr int fragments_of_group = 4 * attend_rows<T, storage::plain>::query_fragments * device::warp_size;
+        constexpr int rows               = attend_warps * most_queries;
+        auto* const ring                 = memory.take<std::byte>(ring_bytes);
+        auto* const tile                 = memory.take<std::byte>(tile_bytes);
+        auto* const q                    = reinterpret_cast<float*>(tile);
+        return {ring, tile, q, q + most_queries * row(), memory.take<float>(rows), memory.take<float>(rows),
             memory.take<float>(most_queries), memory.take<float>(most_queries), memory.take<float>(Columns),
-            memory.take<work>(1), memory.take<fragments>(index_t{groups()} * 4 * query_fragments * device::warp_size),
-            memory.take<float>(groups() * most_queries), memory.take<float>(index_t{most_queries} * row()),
-            memory.take<float>(states.sizes.key_latents > 0 ? index_t{most_queries} * row() : 0)};
+            memory.take<work>(1), memory.take<fragments>(groups() * fragments_of_group),
+            memory.take<float>(groups() * most_queries)};
+    }
+    /// Bytes of queries, which a copied tile leaves room for.
+    [[nodiscard]] MDKV_HD static int query_bytes(int keys, bool projected)
+    {
+        return most_queries * keys * int{sizeof(float)} * (projected ? 2 : 1);
+    }
+    /// Bytes of gathered tiles, for any run of a layout, and of sums that the ring has no room for.
+    [[nodiscard]] static int most_tile_bytes(attend_sizes const& sizes)
+    {
+        using plain            = attend_numbers<T, storage::plain>;
+        using codes            = attend_numbers<T, storage::int8>;
+        bool const projected   = sizes.key_latents > 0;
+        auto const most_copied = [](int keys, int queries) {
+            int const of_codes = codes::bytes(keys, Columns, queries, true);
+            return sizeof(T) == 2 ? (std::max)(of_codes, plain::bytes(keys, Columns, queries, true)) : of_codes;
+        };
+        int const gathered =
+            (std::max)(plain::bytes(sizes.keys, Columns, 0, false), codes::bytes(sizes.keys, Columns, 0, false));
+        return (std::max)({gathered - ring_bytes, sums_bytes - ring_bytes, query_bytes(sizes.keys, projected),
+            most_copied(sizes.keys, query_bytes(sizes.keys, false)),
+            projected ? most_copied(sizes.key_latents, query_bytes(sizes.keys, true)) : 0});
     }
     /// The block's memory. Every function asks for it: addresses that are passed on are no longer known as shared.
     [[nodiscard]] __device__ scratch shared() const
     {
         mdkv::detail::carver memory{device::shared_memory()};
         return carve(memory);
-    }
-    [[nodiscard]] index_t shared_bytes() const
-    {
-        mdkv::detail::carver count;
-        static_cast<void>(carve(count));
-        return count.bytes();
     }
 
     /// Finds the block's slice, or none: task.first == task.end. For one warp.
@@ -198,27 +216,20 @@ struct attend_block
         device::sync_warp();
         int const heads  = static_cast<int>(&sequence - batch.sequences.data()) * batch.heads; // before these
         bool const first = device::block() == sequence.first_block;                            // it tells the merge
-        batch.cut(sequence, [&](int e, int begin, int end) {
-            if (first && e >= 0)
-            {
-                int const head = batch.head_of(e);
-                int const i    = e - head * batch.runs;
-                if (i == 0) { states.slices(heads + head)[0] = begin; }
-                if (i == batch.runs - 1) { states.slices(heads + head)[1] = end; }
-            }
-            if (block >= begin && block < end)
-            {
-                int const head = batch.head_of(e);
-                take(task, sequence, head, e - head * batch.runs, block - begin, end - begin);
-            }
+        batch.cut(sequence, [&](int e, run_entry const& entry, int begin, int end) {
+            int const head = batch.head_of(e < 0 ? 0 : e);
+            int const i    = e - head * batch.runs;
+            if (first && i == 0) { states.slices(heads + head)[0] = begin; }
+            if (first && i == batch.runs - 1) { states.slices(heads + head)[1] = end; }
+            if (block >= begin && block < end) { take(task, sequence, head, i, entry, block - begin, end - begin); }
         });
     }
     /// Takes slice `number` of all `count` of a run. For one thread.
-    __device__ void take(work& task, attend_sequence const& sequence, int head, int i, int number, int count) const
+    __device__ void take(work& task, attend_sequence const& sequence, int head, int i, run_entry const& entry,
+        int number, int count) const
     {
         constexpr int unit      = sizeof(T);
         attend_run const& kind  = batch.run[static_cast<std::size_t>(i)];
-        run_entry const entry   = batch.entry_of(sequence, head, i);
         bool const tail         = kind.entry < 0;
         std::byte* const memory = tail ? sequence.tail : sequence.arena;
         index_t const stored    = tail ? sequence.tail_capacity : entry.tokens;
@@ -232,46 +243,17 @@ struct attend_block
         task.first      = number * each + (number < more ? number : more);
         task.end        = task.first + each + (number < more ? 1 : 0);
         task.masked     = tail && sequence.tokens > 1;
-    }
-
-    /// Where the head's matrix of keys begins, and its channels.
-    [[nodiscard]] __device__ std::byte const* matrix(work const& task, index_t head_entry::*which) const
-    {
-        return task.sequence->arena + task.sequence->heads[task.head].*which;
-    }
-
-    /// Row g of the block's queries.
-    [[nodiscard]] __device__ U const* query(work const& task, int g) const
-    {
-        int const row    = task.head * task.sequence->head_rows + task.first_query + g;
-        int const tokens = task.sequence->tokens;
-        int const head   = tokens == 1 ? row : row / tokens;
-        return queries.row(head, task.sequence->first_token + (row - head * tokens));
-    }
-
-    /// Asks for what is read later than the first tiles, but must not wait behind them: a row of queries, and the run's last tile
-    /// if it is not copied as it is. For each warp.
-    __device__ void prefetch() const
-    {
-        work const& task = *shared().task;
-        if (device::warp() < task.queries)
-        {
-            auto const* const from = reinterpret_cast<std::byte const*>(query(task, device::warp()));
-            int const at           = device::lane() * 128;
-            if (at < row() * int{sizeof(U)}) { device::prefetch(from + at); }
-        }
-        if (task.full_tiles >= task.end) { return; }
-        int const last        = task.end - 1;
-        index_t const token   = index_t{last} * tile_tokens;
-        auto const every_line = [&](run_rows const& rows) {
-            int const bytes             = rows.width(token) * rows.token_bytes;
-            std::byte const* const from = rows.begin + rows.tile(token);
-            for (int i = device::lane() * 128; i < bytes; i += device::warp_size * 128) { device::prefetch(from + i); }
-            if (device::lane() == 0) { device::prefetch(from + bytes - 1); }
-        };
-        if ((last - task.first) % attend_warps != device::warp()) { return; }
-        every_line(task.run.keys);
-        every_line(task.run.values);
+        task.copies     = attend_copies::of(task.run, task.columns());
+        // Full tiles are stored as 16 tokens, although the last tokens of a tail may not exist yet.
+        int const full   = static_cast<int>(stored) / int{tile_tokens};
+        int const seen   = static_cast<int>(entry.tokens) / int{tile_tokens};
+        bool const coded = kind.kind != storage::plain;
+        task.words =
+            (coded || unit == 2) && task.copies.align >= 4 && kind.values % 8 == 0 && kind.keys % (coded ? 8 : 4) == 0;
+        task.full_tiles     = !task.words ? task.first : full < task.end ? full : task.end;
+        task.unmasked_tiles = task.masked ? 0 : seen < task.full_tiles ? seen : task.full_tiles;
+        // Most models' keys and values have as many coordinates as a block has columns: constants cost no branches.
+        task.fixed_dims = kind.keys == Columns && kind.values == Columns;
     }
 
     /// Loads the queries, scaled, brings them to the run's basis, and writes them for tensor cores.
@@ -283,17 +265,18 @@ struct attend_block
         bool const projected = task.run.basis == run_basis::projected;
         int const warp       = device::thread_again() / device::warp_size;
         MDKV_ROLLED
-        for (int g = warp; g < most_queries; g += attend_warps)
+        for (int g = warp; g < task.queries; g += attend_warps)
         {
-            if (g < task.queries) { load_query<Kind>(g); }
+            load_query<Kind>(g);
             if (!projected) { write_fragments<Kind>(g, smem.q + g * row()); }
         }
+        if (task.full_tiles < task.end) { device::copy_async_wait<0>(); }
         device::sync();
         if (!projected) { return; }
         project();
         device::sync();
         MDKV_ROLLED
-        for (int g = warp; g < most_queries; g += attend_warps) { write_fragments<Kind>(g, smem.latents + g * row()); }
+        for (int g = warp; g < task.queries; g += attend_warps) { write_fragments<Kind>(g, smem.latents + g * row()); }
         device::sync();
     }
 
@@ -305,7 +288,10 @@ struct attend_block
         work const& task      = *smem.task;
         int const lane        = device::thread_again() % device::warp_size;
         int const keys        = row();
-        U const* const from   = query(task, g);
+        int const number      = task.head * task.sequence->head_rows + task.first_query + g;
+        int const tokens      = task.sequence->tokens;
+        int const head        = tokens == 1 ? number : number / tokens; // query head
+        U const* const from   = queries.row(head, task.sequence->first_token + (number - head * tokens));
         float* const q        = smem.q + g * keys;
         constexpr int at_once = 4; // numbers of a lane whose loads are under way together
         constexpr int step    = at_once * device::warp_size;
@@ -313,7 +299,7 @@ struct attend_block
         int const columns     = rotated && g == 0 ? task.columns() : 0; // coordinates of the mean value
         int const first_mean  = 2 * keys + task.column_block * Columns;
         float sum             = 0.0F;
-        with_matrix<T>(matrix(task, &head_entry::channels), [&](auto const& element) {
+        with_matrix<T>(task.sequence->arena + task.sequence->heads[task.head].channels, [&](auto const& element) {
             MDKV_ROLLED
             for (int d = lane; d < keys || d < columns; d += step)
             {
@@ -355,13 +341,14 @@ struct attend_block
         work const& task      = *smem.task;
         int const thread      = device::thread_again();
         int const columns     = task.run.keys.coordinates;
-        auto const stride     = static_cast<int>(task.sequence->heads[task.head].key_columns);
+        auto const& entry     = task.sequence->heads[task.head];
+        auto const stride     = static_cast<int>(entry.key_columns);
         int const keys        = row();
         constexpr int at_once = sizeof(T) == 4 ? 16 : 24; // rows of the matrix whose loads are under way together
         int span              = device::warp_size / 2; // threads of a query: the more, the fewer queries a thread has
         while (span < columns && span < threads) { span *= 2; }
         int const each = threads / span;
-        with_matrix<T>(matrix(task, &head_entry::key_projection), [&](auto const& element) {
+        with_matrix<T>(task.sequence->arena + entry.key_projection, [&](auto const& element) {
             MDKV_ROLLED
             for (int c = thread % span; c < columns; c += span)
             {
@@ -394,35 +381,20 @@ struct attend_block
         });
     }
 
-    /// Writes query g's fragments, zeros if there is no such query. Numbers are multiplied by powers of two, so that the largest
+    /// Writes query g's fragments. Products with queries that the block does not have are anything, and nobody reads their sums.
+    /// Numbers are multiplied by powers of two, so that the largest
     /// coordinate is from 256 to 512; `factor` takes that back. For one warp.
     template <storage Kind>
     __device__ void write_fragments(int g, float const* q) const
     {
         scratch const smem         = shared();
         int const lane             = device::thread_again() % device::warp_size;
-        int const all              = smem.task->run.keys.coordinates;
-        int const coordinates      = g < smem.task->queries ? all : 0;
+        int const coordinates      = smem.task->run.keys.coordinates;
         using rows                 = attend_rows<T, Kind>;
         constexpr float code_scale = rows::coded ? code_unit : 1.0F;
-        int const steps =
-            rows::coded ? (all + group_size - 1) / group_size * rows::steps(group_size) : rows::steps(all);
-        if (coordinates == 0)
-        {
-            if (lane == 0) { smem.factor[g] = 0.0F; }
-            MDKV_ROLLED
-            for (int k = lane; rows::coded && k * group_size < all; k += device::warp_size)
-            {
-                smem.query_sums[k * most_queries + g] = 0.0F;
-            }
-            MDKV_ROLLED
-            for (int j = lane; j < 4 * steps * rows::query_fragments; j += device::warp_size)
-            {
-                smem.to_tensors[j / 4 * device::warp_size + 4 * g + j % 4] = fragments{};
-            }
-            return;
-        }
-        float largest = 0.0F;
+        int const steps            = rows::coded ? (coordinates + group_size - 1) / group_size * rows::steps(group_size)
+                                                 : rows::steps(coordinates);
+        float largest              = 0.0F;
         MDKV_ROLLED
         for (int c = lane; c < coordinates; c += 4 * device::warp_size)
         {
@@ -443,7 +415,7 @@ struct attend_block
         float const inverse = mdkv::detail::float_of_bits(static_cast<std::uint32_t>(254 + 8 - e) << 23U);
         if (lane == 0) { smem.factor[g] = unit / code_scale; }
         MDKV_ROLLED
-        for (int k = 0; rows::coded && k * group_size < all; k += 2)
+        for (int k = 0; rows::coded && k * group_size < coordinates; k += 2)
         {
             float sum[2];
             MDKV_UNROLL
@@ -459,7 +431,7 @@ struct attend_block
                 MDKV_UNROLL
                 for (int j = 0; j < 2; ++j) { sum[j] += device::shuffle_xor(sum[j], step); }
             }
-            if (lane < 2 && (k + lane) * group_size < all)
+            if (lane < 2 && (k + lane) * group_size < coordinates)
             {
                 smem.query_sums[(k + lane) * most_queries + g] = (lane == 0 ? sum[0] : sum[1]) * inverse * code_scale;
             }

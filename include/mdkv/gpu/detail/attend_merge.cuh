@@ -4,7 +4,6 @@
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
@@ -22,14 +21,6 @@
 namespace MDKV_NAMESPACE::gpu::kernels
 {
 
-/// Where attention is written.
-template <element U>
-struct attend_outputs
-{
-    out_view<U, 3, backend> output;
-    out_view<float, 2, backend> lse;
-};
-
 /// One query, by a block: its slices are shared out over the warps, and the loads of many slices are under way together, so that
 /// memory is waited for equally often whatever their number.
 template <element T, element U, int Columns, int Most>
@@ -43,8 +34,9 @@ struct attend_merge
 
     attend_batch<Most> batch;
     attend_states states;
-    attend_outputs<U> outputs;
-    int most_slices = 0; ///< the most that a sequence has
+    int most_slices; ///< the most that a sequence has
+    out_view<U, 3, backend> output;
+    out_view<float, 2, backend> lse;
 
     struct scratch
     {
@@ -59,12 +51,6 @@ struct attend_merge
         return {memory.take<float2>(most_slices), memory.take<float>(2 * warps * Columns),
             memory.take<float>(states.sizes.values + states.sizes.value_latents), memory.take<float>(warps),
             memory.take<float>(warps)};
-    }
-    [[nodiscard]] index_t shared_bytes() const
-    {
-        mdkv::detail::carver count;
-        static_cast<void>(carve(count));
-        return count.bytes();
     }
 
     __device__ void operator()() const
@@ -168,10 +154,10 @@ struct attend_merge
                         if (i + k < rows) { sum += smem.sums[values + i + k] * m[k]; }
                     }
                 }
-                outputs.output(row, token, c) = narrow<U>(sum * weight);
+                output(row, token, c) = narrow<U>(sum * weight);
             }
         });
-        if (device::thread() == 0) { outputs.lse(row, token) = softmax.lse(); }
+        if (device::thread() == 0) { lse(row, token) = softmax.lse(); }
     }
 
 private:

@@ -6,7 +6,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
-#include <mdkv/gpu/detail/attend_fragments.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <cmath>
@@ -42,7 +41,56 @@ inline constexpr int attend_threads = 128; ///< threads of a block
 inline constexpr int attend_warps   = attend_threads / device::warp_size;
 inline constexpr int attend_queries = 8;    ///< query heads of a block at most
 inline constexpr int copied_row     = 128;  ///< bytes copied as a row
-inline constexpr int attend_ring    = 8192; ///< bytes of a warp's shared memory: the units that are on their way
+inline constexpr int attend_ring    = 6912; ///< bytes of a warp's shared memory: the units that are on their way
+
+/// Two fragments of queries, or two of weights: the second has what the first leaves by rounding, or, beside keys of 4 bits,
+/// the coordinates of the high halves.
+struct alignas(16) fragments
+{
+    std::uint32_t of[2][2];
+};
+
+/// A pair of numbers as sums of `Limbs` pairs of 16 bits.
+template <element Limb, int Limbs>
+__device__ __forceinline__ void to_limbs(float low, float high, std::uint32_t (&to)[std::size_t{Limbs}])
+{
+    MDKV_UNROLL
+    for (int i = 0; i < Limbs; ++i)
+    {
+        to[i] = device::pair<Limb>(low, high);
+        low -= widen(Limb{static_cast<std::uint16_t>(to[i] & 0xffffU)});
+        high -= widen(Limb{static_cast<std::uint16_t>(to[i] >> 16U)});
+    }
+}
+
+/// The weights of 16 tokens, as multiply_tile leaves logits, as factors of values in `Limbs` limbs.
+template <element Limb, int Limbs>
+__device__ __forceinline__ void transposed(float const (&w)[4], std::uint32_t (&to)[std::size_t{Limbs}][2])
+{
+    std::uint32_t first[std::size_t{Limbs}];
+    std::uint32_t second[std::size_t{Limbs}];
+    to_limbs<Limb, Limbs>(w[0], w[1], first);
+    to_limbs<Limb, Limbs>(w[2], w[3], second);
+    MDKV_UNROLL
+    for (int i = 0; i < Limbs; ++i)
+    {
+        to[i][0] = device::transpose(first[i]);
+        to[i][1] = device::transpose(second[i]);
+    }
+}
+
+/// The low number of a pair of halves, and the high one.
+[[nodiscard]] __device__ __forceinline__ float low_half(std::uint32_t pair)
+{
+    return widen(half{static_cast<std::uint16_t>(pair & 0xffffU)});
+}
+[[nodiscard]] __device__ __forceinline__ float high_half(std::uint32_t pair)
+{
+    return widen(half{static_cast<std::uint16_t>(pair >> 16U)});
+}
+
+/// Factor of codes in products.
+inline constexpr float code_unit = 0x1p-24F;
 
 /// Tokens of one storage. A unit is what is copied at once: up to `unit` coordinates of a tile. Full tiles have 16 tokens in rows
 /// that allow words and asynchronous copies; others are gathered.
@@ -129,14 +177,6 @@ struct attend_rows
         }
     }
 
-    /// Whether full tiles of a run can be read word by word. `align` is the largest power of two that divides all addresses
-    /// and sizes that are copied.
-    [[nodiscard]] __device__ static bool regular(run_rows const& keys, run_rows const& values, int align)
-    {
-        if constexpr (std::same_as<T, float> && !coded) { return false; }
-        return align >= 4 && values.coordinates % 8 == 0 && (!coded || keys.coordinates % 8 == 0);
-    }
-
     /// Bytes of 16 keys', or values', n coordinates, as they lie in a row.
     [[nodiscard]] MDKV_HD static constexpr int bytes(int n)
     {
@@ -149,12 +189,14 @@ struct attend_rows
     [[nodiscard]] MDKV_HD static constexpr int smem_offset(bool values, int number, int byte)
     {
         if constexpr (!coded) { return number * plain_step + byte; }
-        int const sector = !values ? number % 2 : Kind == storage::int4 ? number % 4 : number / 2 % 4;
-        return number * row + (byte ^ sector * 32);
+        auto const n          = static_cast<unsigned>(number);
+        unsigned const sector = !values ? n % 2 : Kind == storage::int4 ? n % 4 : n / 2 % 4;
+        return static_cast<int>(n * row + (static_cast<unsigned>(byte) ^ sector * 32));
     }
     [[nodiscard]] MDKV_HD static constexpr int smem_offset(bool values, int offset)
     {
-        return smem_offset(values, offset / row, offset % row);
+        auto const n = static_cast<unsigned>(offset); // divisions are shifts
+        return smem_offset(values, static_cast<int>(n / row), static_cast<int>(n % row));
     }
     /// Where a lane's words of its two tokens lie in group k of keys.
     [[nodiscard]] MDKV_HD static constexpr int key_words(int lane, int k)
@@ -206,6 +248,7 @@ struct attend_rows
                 MDKV_UNROLL
                 for (int j = 0; j < query_fragments; ++j)
                 {
+                    // unwritten: queries that the block does not have
                     q[j] = queries[(i * query_fragments + j) * device::warp_size + lane];
                 }
                 MDKV_UNROLL
@@ -232,11 +275,13 @@ struct attend_rows
                 {
                     // A step's two rows are swapped alike.
                     // unwritten: codes beyond a group's or a run's are numbers, too, and multiplied by 0 or not used
-                    auto const word   = device::load<uint2>(buffer + from + i * 2 * row);
+                    auto const word = device::load<uint2>(buffer + from + i * 2 * row);
+                    // unwritten: queries that the block does not have
                     fragments const q = queries[i * device::warp_size + lane];
                     multiply_codes(word.x, word.y, q, sum);
                 }
                 queries += all * device::warp_size;
+                // unwritten: queries that the block does not have
                 auto const of_queries = device::load<float2>(query_sums + k * attend_queries + lane % 4 * 2);
                 add_group(pair(lane, buffer, k, 0, false), pair(lane, buffer, k, 1, false), of_queries, sum, x);
             }

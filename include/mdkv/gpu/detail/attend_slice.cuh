@@ -4,7 +4,6 @@
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/gpu/detail/attend_batch.cuh>
@@ -24,8 +23,9 @@
 // block attends one slice for up to eight query heads at once, so that every stored byte is read once for any G, and for up to
 // `Columns` coordinates of values. Each warp takes every fourth tile of 16 tokens and has a softmax and sums of its own, in
 // registers. Its tiles come by asynchronous copies of units (attend_units.cuh) into a ring in shared memory that no other warp
-// touches, and the first of them are asked for before anything else is done: queries are prepared while they fly. In the end
-// the warps are joined, rotated sums are rotated back, and the block leaves one state for each query.
+// touches, and the first of them are asked for before anything else is done: queries are prepared while they fly. A run's last
+// tile, if it is not full, is copied then, too, and gathered by all warps (attend_numbers.cuh). In the end the warps are joined,
+// rotated sums are rotated back, and the block leaves one state for each query.
 // Nothing is projected back here: a second kernel merges a row's slices (attend_merge.cuh).
 
 namespace MDKV_NAMESPACE::gpu::kernels
@@ -35,9 +35,11 @@ template <element T, element U, int Columns, int Most>
 struct attend_slice : attend_block<T, U, Columns, Most>
 {
     using block = attend_block<T, U, Columns, Most>;
-    using block::batch;
+    using block::group_size;
+    using block::most_queries;
     using block::shared;
     using block::states;
+    using block::threads;
     using typename block::scratch;
     using typename block::work;
 
@@ -45,16 +47,12 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     // lie in shared memory, and every function reads its thread's number again: otherwise nvcc hoists address computations
     // of all storages out of the loop over tiles and spills them.
     static constexpr char const* name              = "attend_slice";
-    static constexpr int threads                   = attend_threads;
     static constexpr int blocks_per_multiprocessor = Columns > 128 ? 2 : sizeof(T) == 4 ? 3 : 4;
-    static constexpr int most_queries              = attend_queries;
-    static constexpr int group_size                = int{quantised_group};
     static constexpr int sixteen                   = int{tile_tokens};
     using sums                                     = attend_sums<Columns>;
 
     __device__ void operator()() const
     {
-        static_assert(attend_warps * attend_ring >= attend_warps * most_queries * Columns * int{sizeof(float)});
         work& task = *shared().task;
         device::stamp(0);
         if (device::thread() < device::warp_size) { this->find(task); }
@@ -73,35 +71,28 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     template <storage Kind>
     __device__ void attend_tiles() const
     {
-        scratch const smem = shared();
-        work& task         = *smem.task;
-        using rows         = attend_rows<T, Kind>;
-        using units        = attend_units<T, Kind, Columns>;
-        if (device::thread() == 0)
-        {
-            task.copies = units::copies_of(task.run, task.columns());
-            // Full tiles are stored as 16 tokens, although the last tokens of a tail may not exist yet.
-            int const stored    = static_cast<int>(task.run.keys.stored) / sixteen;
-            int const seen      = static_cast<int>(task.run.tokens) / sixteen;
-            bool const regular  = rows::regular(task.run.keys, task.run.values, task.copies.align);
-            task.full_tiles     = !regular ? 0 : stored < task.end ? stored : task.end;
-            task.unmasked_tiles = task.masked ? 0 : seen < task.full_tiles ? seen : task.full_tiles;
-            // Most models' keys and values have as many coordinates as a block has columns: constants cost no branches.
-            task.fixed_dims = task.run.keys.coordinates == Columns && task.run.values.coordinates == Columns;
-        }
-        device::sync();
-        int const thread      = device::thread_again();
-        int const lane        = thread % device::warp_size;
-        int const warp        = thread / device::warp_size;
-        int tile              = task.first + warp;
-        std::byte* const ring = smem.ring + warp * attend_ring;
-        this->prefetch();
-        units arriving{lane, task.run, task.copies, task.column_block * Columns, ring, tile, task.full_tiles};
+        scratch const smem     = shared();
+        work& task             = *smem.task;
+        int const thread       = device::thread_again();
+        int const lane         = thread % device::warp_size;
+        int const warp         = thread / device::warp_size;
+        int tile               = task.first + warp;
+        std::byte* const ring  = smem.ring + warp * attend_ring;
+        bool const copies_last = task.words && task.full_tiles < task.end;
+        if (copies_last) { gathered<Kind>(task.end - 1).copy(); }
+        attend_units<T, Kind, Columns> arriving{
+            lane, task.run, task.copies, task.column_block * Columns, ring, tile, task.full_tiles};
         device::stamp(2); // the first tiles are asked for
         this->template prepare_queries<Kind>();
+        if (copies_last)
+        {
+            gathered<Kind>(task.end - 1).gather();
+            device::sync();
+        }
         device::stamp(3); // queries are prepared
         sums all;
         all.clear();
+        // unwritten: queries that the block does not have
         auto const factor = device::load<float2>(smem.factor + lane % 4 * 2);
         if (task.fixed_dims)
         {
@@ -110,9 +101,20 @@ struct attend_slice : attend_block<T, U, Columns, Most>
                 attend_tile<Kind, true>(arriving, tile, lane, factor, all);
             }
         }
-        for (int const end = task.end; tile < end; tile += attend_warps)
+        bool const alone = task.words; // each warp has tiles of its own
+        MDKV_ROLLED
+        for (int now = alone ? tile : task.first; now < task.end; now += alone ? attend_warps : 1)
         {
-            attend_tile<Kind, false>(arriving, tile, lane, factor, all);
+            if (!alone)
+            {
+                gathered<Kind>(now).gather();
+                device::sync();
+            }
+            if (alone || (now - tile) % attend_warps == 0)
+            {
+                attend_tile<Kind, false>(arriving, now, lane, factor, all);
+            }
+            if (!alone) { device::sync(); }
         }
         arriving.drain();
         device::stamp(4); // the first warp has its sums
@@ -139,13 +141,9 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             int const tokens = static_cast<int>(task.run.tokens);
             count            = tile * sixteen + sixteen <= tokens ? sixteen : tokens - tile * sixteen;
         }
-        auto const next = [&](bool of_values, int first, int n) -> std::byte* {
+        auto const next = [&](bool of_values, int first) -> std::byte* {
             if (is_full) { return arriving.template next<Unmasked>(); }
-            device::sync_warp(); // all lanes have read what was here
-            std::byte* const ring = smem.ring + device::thread_again() / device::warp_size * attend_ring;
-            attend_numbers<T, Kind>{of_values ? task.run.values : task.run.keys, tile, count, n, first}.write(
-                of_values, ring);
-            return ring;
+            return gathered<Kind>(tile).place(of_values, first, 0);
         };
         fragments const* q      = smem.to_tensors;
         float const* query_sums = smem.query_sums;
@@ -154,7 +152,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         for (int first = 0; first < keys; first += unit)
         {
             int const n = keys - first < unit ? keys - first : unit;
-            rows::add_keys(lane, next(false, first, n), n, q, query_sums, x);
+            rows::add_keys(lane, next(false, first), n, q, query_sums, x);
             q += rows::steps(unit) * rows::query_fragments * device::warp_size;
             query_sums += unit / group_size * attend_queries;
         }
@@ -167,7 +165,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         {
             if (v > 0 && v * unit >= values) { break; }
             int const n          = values - v * unit < unit ? values - v * unit : unit;
-            std::byte* const now = next(true, task.column_block * Columns + v * unit, n);
+            std::byte* const now = next(true, v * unit);
             if constexpr (!rows::coded)
             {
                 if (is_full && count < sixteen)
@@ -190,6 +188,18 @@ struct attend_slice : attend_block<T, U, Columns, Most>
                 }
             }
         }
+    }
+
+    /// A tile that the block gathers.
+    template <storage Kind>
+    [[nodiscard]] __device__ attend_numbers<T, Kind> gathered(int tile) const
+    {
+        scratch const smem = shared();
+        work const& task   = *smem.task;
+        // Where no tile is copied, the ring is free, too.
+        return {task.run, task.words ? smem.tile : smem.ring,
+            task.words ? this->query_bytes(this->row(), task.run.basis == run_basis::projected) : 0, task.words,
+            index_t{tile} * sixteen, task.column_block * Columns, task.columns()};
     }
 
     /// Hides tokens of the tail that a query is before, and tokens beyond `count`.

@@ -7,7 +7,6 @@
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
-#include <mdkv/gpu/detail/attend_fragments.cuh>
 #include <mdkv/gpu/detail/attend_rows.cuh>
 #include <mdkv/gpu/device.cuh>
 

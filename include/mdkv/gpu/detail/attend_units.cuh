@@ -59,41 +59,6 @@ __device__ __forceinline__ void copy_tile(int align, int lane, std::byte const* 
     else { copy_rows<Rows, Values, 4, Size, Exact>(lane, from, step, size, to); }
 }
 
-/// A warp's units in its shared memory: `Buffers` buffers that are filled and read in turn.
-template <int Buffers, int Bytes>
-struct unit_buffers
-{
-    std::byte* ring;
-    int next = 0; ///< first byte of the unit read next
-
-    /// Buffer number i.
-    [[nodiscard]] __device__ __forceinline__ std::byte* operator[](int i) const { return ring + i * Bytes; }
-    /// Waits for the unit read next. Every lane has read the unit before it then.
-    __device__ __forceinline__ void wait() const
-    {
-        device::copy_async_wait<Buffers - 2>();
-        device::sync_warp();
-    }
-    /// The buffer of the unit that was read last.
-    [[nodiscard]] __device__ __forceinline__ std::byte* free() const
-    {
-        return ring + (next == 0 ? (Buffers - 1) * Bytes : next - Bytes);
-    }
-    /// The buffer of the unit read next, and goes on.
-    [[nodiscard]] __device__ __forceinline__ std::byte* take()
-    {
-        std::byte* const now = ring + next;
-        next                 = next == (Buffers - 1) * Bytes ? 0 : next + Bytes;
-        return now;
-    }
-    /// Waits until nothing is on its way.
-    __device__ __forceinline__ void drain() const
-    {
-        device::copy_async_wait<0>();
-        device::sync_warp();
-    }
-};
-
 /// Facts about the copies of a run that all warps share, in shared memory.
 struct attend_copies
 {
@@ -103,6 +68,27 @@ struct attend_copies
     int key_jump;    ///< bytes from the end of a tile's keys to those of the warp's next tile
     int value_jump;  ///< the same of values
     int value_step;  ///< bytes of a value
+
+    /// `values` is the number of coordinates of a value that are copied.
+    [[nodiscard]] __device__ static attend_copies of(stored_run const& run, int values)
+    {
+        bool const coded    = run.keys.kind != storage::plain;
+        int const unit      = coded ? attend_rows<half, storage::int8>::unit : attend_rows<half, storage::plain>::unit;
+        int const tile      = int{tile_tokens};
+        int const per_value = coded ? tile : 1; // tokens of what is copied at once
+        auto const bytes    = [&](int n) { return static_cast<int>(coordinate_bytes(run.keys.kind, n, 2)); };
+        auto const jump     = [&](int token_bytes, int coordinates, int unit_bytes) {
+            int const units = (coordinates + unit - 1) / unit;
+            return attend_warps * tile * token_bytes - unit_bytes * (units > 1 ? units : 1);
+        };
+        auto const addresses =
+            reinterpret_cast<std::uintptr_t>(run.keys.begin) | reinterpret_cast<std::uintptr_t>(run.values.begin);
+        auto const all = static_cast<unsigned>(addresses) | static_cast<unsigned>(run.keys.token_bytes * tile)
+                         | static_cast<unsigned>(run.values.token_bytes * per_value) | 16U;
+        return {static_cast<int>(all & (~all + 1U)), tile * run.keys.token_bytes, per_value * bytes(values),
+            jump(run.keys.token_bytes, run.keys.coordinates, tile * bytes(unit)),
+            jump(run.values.token_bytes, values, coded ? tile * bytes(unit) : copied_row), run.values.token_bytes};
+    }
 };
 
 /// The keys, then the values, of tiles tile, tile + 4, ... below `end`, unit by unit: `buffers` - 1 of them are on their way
@@ -111,25 +97,11 @@ template <element T, storage Kind, int Columns>
 class attend_units
 {
     using rows                    = attend_rows<T, Kind>;
-    static constexpr int tokens   = int{tile_tokens};
     static constexpr int fixed    = rows::unit < Columns ? rows::unit : Columns; ///< coordinates of a unit of such runs
     static constexpr int key_unit = rows::bytes(rows::unit);
     static constexpr int value_unit = rows::coded ? key_unit : copied_row;
 
 public:
-    /// `values` is the number of coordinates of a value that are copied.
-    [[nodiscard]] __device__ static attend_copies copies_of(stored_run const& run, int values)
-    {
-        int const key_bytes   = tokens * run.keys.token_bytes;
-        int const value_bytes = rows::coded ? rows::bytes(values) : 2 * values;
-        auto const step       = [](int tile, int bytes, int unit) {
-            int const units = (bytes + unit - 1) / unit;
-            return attend_warps * tile - unit * (units > 1 ? units : 1);
-        };
-        return {alignment(run), key_bytes, value_bytes, step(key_bytes, key_bytes, key_unit),
-            step(tokens * run.values.token_bytes, value_bytes, value_unit), run.values.token_bytes};
-    }
-
     /// Begins to copy coordinates from `first_value` on.
     __device__ attend_units(int lane, stored_run const& run, attend_copies const& copies, int first_value,
         std::byte* ring, int tile, int end)
@@ -138,37 +110,36 @@ public:
         , keys_left_{copies.key_bytes}
         , values_left_{copies.value_bytes}
         , copies_{copies}
-        , buffers_{ring}
+        , ring_{ring}
     {
-        index_t const begin = index_t{tile} * tokens;
+        index_t const begin = index_t{tile} * tile_tokens;
         next_key_           = run.keys.begin + begin * run.keys.token_bytes;
         next_value_         = run.values.begin + begin * run.values.token_bytes
                       + (rows::coded ? first_value / rows::group * rows::group_bytes : first_value * 2);
         MDKV_ROLLED
-        for (int i = 0; i < rows::buffers - 1; ++i) { stage<false>(buffers_[i]); }
+        for (int i = 0; i < rows::buffers - 1; ++i) { stage<false>(ring_ + i * rows::buffer_bytes); }
     }
 
-    /// Waits for the next unit and begins to copy another one to the buffer of the unit before.
+    /// Waits for the next unit and begins to copy another one to the buffer of the unit before, which every lane has read then.
     template <bool Fixed>
     [[nodiscard]] __device__ std::byte* next()
     {
-        buffers_.wait();
-        stage<Fixed>(buffers_.free());
-        return buffers_.take();
+        constexpr int last = (rows::buffers - 1) * rows::buffer_bytes;
+        device::copy_async_wait<rows::buffers - 2>();
+        device::sync_warp();
+        stage<Fixed>(ring_ + (next_ == 0 ? last : next_ - rows::buffer_bytes));
+        std::byte* const now = ring_ + next_;
+        next_                = next_ == last ? 0 : next_ + rows::buffer_bytes;
+        return now;
     }
     /// Waits until nothing is on its way.
-    __device__ void drain() const { buffers_.drain(); }
-
-private:
-    [[nodiscard]] __device__ static int alignment(stored_run const& run)
+    __device__ void drain() const
     {
-        auto const all = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(run.keys.begin)
-                                               | reinterpret_cast<std::uintptr_t>(run.values.begin))
-                         | static_cast<unsigned>(run.keys.token_bytes * tokens)
-                         | static_cast<unsigned>(run.values.token_bytes * (rows::coded ? tokens : 1)) | 16U;
-        return static_cast<int>(all & (~all + 1U));
+        device::copy_async_wait<0>();
+        device::sync_warp();
     }
 
+private:
     template <bool Fixed>
     __device__ void stage(std::byte* to)
     {
@@ -207,7 +178,8 @@ private:
     int keys_left_;   ///< bytes of the tile that is copied
     int values_left_; ///< the same of its values
     attend_copies const& copies_;
-    unit_buffers<rows::buffers, rows::buffer_bytes> buffers_;
+    std::byte* ring_; ///< buffers that are filled and read in turn
+    int next_ = 0;    ///< first byte of the unit read next
     std::byte const* next_key_;
     std::byte const* next_value_;
 };
