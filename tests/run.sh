@@ -97,7 +97,7 @@ part_clang() {
     [[ -n $mdkv_clang ]] || note SKIPPED "clang: apt offers no clang of version 16 or newer; it runs with g++"
     leg clang 'mdkv_tests mdkv_layer_tests mdkv_recorded_tests mdkv_reader_tests' '-L doctest' -DCMAKE_BUILD_TYPE=RelWithDebInfo \
         -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DMDKV_SANITIZE=address,undefined -DMDKV_ARCH= -DMDKV_TEST_HALF=ON -DMDKV_BUILD_EXAMPLES=OFF \
-        "-DMDKV_TEST_SOURCES=/tests/(unit/|apps/runner/(gguf|tokenizer)\\.cpp\$)" -DCMAKE_CXX_COMPILER="${mdkv_clang:-$mdkv_cxx}" "${small[@]}"
+        "-DMDKV_TEST_SOURCES=/tests/(unit/|runner/(gguf|tokenizer)\\.cpp\$)" -DCMAKE_CXX_COMPILER="${mdkv_clang:-$mdkv_cxx}" "${small[@]}"
 }
 
 # Kernels through nvcc, registers that spill, and the device's tests in one order of threads: another one each day, and another
@@ -140,7 +140,7 @@ part_aarch64() {
         'a forked child*' 'pools end in a forked child*')                                         # qemu-user ends there
     local bits=('a cache of many parts*' 'a batch of sequences gives*' 'a batch asks for the scratch*') # the same on every processor
     local again='cpu/simd|attend|(stages/)?pack' name
-    leg aarch64-i8mm 'mdkv_tests mdkv_layer_tests' '-L doctest -E ^(recorded|gguf|tokenizer|runner/.*|systems/.*)$' "${options[@]}" \
+    leg aarch64-i8mm 'mdkv_tests mdkv_layer_tests' '-L doctest -E ^(recorded|gguf|tokenizer|runner/.*)$' "${options[@]}" \
         -DMDKV_ARCH=armv8.2-a+dotprod+i8mm '-DMDKV_TEST_SOURCES=/tests/unit/' "-DMDKV_TEST_CASES_LEFT_OUT=$(joined "${left_out[@]}")"
     leg aarch64-armv8 'mdkv_tests mdkv_recorded_tests' "-R ^($again|recorded)\$" "${options[@]}" -DMDKV_ARCH=armv8-a \
         "-DMDKV_TEST_SOURCES=/tests/unit/($again)\\.cpp\$" "-DMDKV_TEST_CASES_LEFT_OUT=$(joined "${bits[@]}")" \

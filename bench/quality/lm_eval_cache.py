@@ -4,8 +4,8 @@
         --caches full,best@0.25,any_question@0.125,hqq4,press:SnapKV@0.25 --json FILE
 
 A cache is `full`, PRESET@SHARE of mdkv, BACKEND and BITS of transformers' QuantizedCache (hqq or quanto, by the axes that its
-documentation advises), or a press of kvpress by its name and the share that it keeps: press:SnapKV@0.25, press:AdaKV, PyramidKV,
-CriticalKV, KeyDiff, TOVA, ExpectedAttention, Random, StreamingLLM, Knorm and others that score tokens. ThinK's share is that of
+documentation advises), or a press of kvpress by its name, with options that differ from its own, and the share that it keeps:
+press:SnapKV@0.25, press:SnapKV[window_size=32]@0.25 (of two: [a=1+b=2]), press:AdaKV, PyramidKV, CriticalKV, KeyDiff, TOVA, ExpectedAttention, Random, StreamingLLM, Knorm and others that score tokens. ThinK's share is that of
 the channels of keys. AdaKV hides keys and frees nothing. The model computes in float32;
 shares are those of a cache of 16 bits a number, which mdkv's and quantised ones get. Each sample is answered twice: with its
 question in the prompt, and asked after the text was compressed. Scores are lm-eval's own. JSON has all scores, held bytes and
@@ -125,14 +125,16 @@ def parts_of(prompt, task, tokenizer, most):
 
 
 def press_of(name, share):
-    """A press of kvpress, by the name of its class without "Press", that keeps a share."""
+    """A press of kvpress, by the name of its class without "Press" and options in brackets, that keeps a share."""
     import kvpress
 
-    scored = kvpress.SnapKVPress(1 - share)
-    special = {"AdaKV": lambda: kvpress.AdaKVPress(scored), "CriticalKV": lambda: kvpress.CriticalKVPress(scored),
-               "CriticalAdaKV": lambda: kvpress.CriticalAdaKVPress(scored),
+    name, _, given = name.rstrip("]").partition("[")
+    options = {key: json.loads(value) for key, value in (one.split("=") for one in given.split("+") if one)}
+    scored = lambda: kvpress.SnapKVPress(1 - share, **options)
+    special = {"AdaKV": lambda: kvpress.AdaKVPress(scored()), "CriticalKV": lambda: kvpress.CriticalKVPress(scored()),
+               "CriticalAdaKV": lambda: kvpress.CriticalAdaKVPress(scored()),
                "ThinK": lambda: kvpress.ThinKPress(key_channel_compression_ratio=1 - share)}
-    return special.get(name, lambda: getattr(kvpress, f"{name}Press")(1 - share))()
+    return special.get(name, lambda: getattr(kvpress, f"{name}Press")(1 - share, **options))()
 
 
 def use_files(essay, squad, hotpot):

@@ -103,9 +103,9 @@ speed() { table speed f16,q8_0,K8V4,q4_0 "${MDKV_BUDGETS:-28.1% 12.5% 256}" --de
 
 # --- a server under load -------------------------------------------------------------------------------------------------
 
-# server MINUTES SLOTS: four clients; tests/apps/llama_cpp/server_load.py says what they do
+# server MINUTES SLOTS: four clients; tests/llama_cpp/server_load.py says what they do
 server() {
-    python3 "$mdkv_root/tests/apps/llama_cpp/server_load.py" --server "$programs/llama-server" --plugin "$plugin" --model "$MDKV_MODEL" \
+    python3 "$mdkv_root/tests/llama_cpp/server_load.py" --server "$programs/llama-server" --plugin "$plugin" --model "$MDKV_MODEL" \
         --text "$MDKV_TEXT" --minutes "$1" --slots "$2" --budget "${MDKV_BUDGET:-100%,25%}" --threads "$threads"
 }
 

@@ -1,19 +1,16 @@
 """three_questions.py: a text is read once and compressed; three questions are asked about it, one after the other.
 
     python three_questions.py                            # the reference model, 4,000 tokens, an eighth of the bytes
-    python three_questions.py --model ~/.cache/mdkv/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf --picture kept.png
+    python three_questions.py --model ~/.cache/mdkv/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf
 
-Prints answers, bytes, seconds, peak and resident memory beside transformers' own cache, and draws the tokens that were kept.
-Memory is the process's anonymous memory above its state before the text (Linux; elsewhere 0). `any_question` compresses when
-all layers have been read, `by_window` layer after layer, so that its peak is lower.
+Prints answers, bytes, seconds, peak and resident memory beside transformers' own cache. Memory is the process's anonymous
+memory above its state before the text (Linux; elsewhere 0). `any_question` compresses when all layers have been read, `by_window` layer after layer, so that its peak is lower.
 """
 import argparse
 import ctypes
 import gc
 import pathlib
-import struct
 import time
-import zlib
 
 import torch
 from transformers import DynamicCache
@@ -22,8 +19,6 @@ import gguf_folder
 import mdkv.transformers
 from mdkv.transformers import CACHE_ARGUMENT
 import texts
-
-COLOURS = {"drop": (244, 241, 234), "int4": (158, 202, 225), "int8": (49, 130, 189), "full": (8, 48, 107)}  # other rungs: grey
 
 
 def keep_memory_apart():
@@ -92,24 +87,6 @@ def run(model, tokenizer, ids, after, cache):
     return {**found, "answers": [answer for answer, _ in asked], "asked": sum(seconds for _, seconds in asked)}
 
 
-def draw(cache, path, width=1000, row=10):
-    """A PNG of layers (from above) and tokens (from the left): the mean colour of the rungs of all heads' tokens in a pixel.
-    The cache was made with keep_rungs=True; the window, which is uncompressed, is left out."""
-    names = [str(name) for name in cache.preset.ratios]
-    colours = torch.tensor([COLOURS.get(name, (150, 150, 150)) for name in names], dtype=torch.float32)
-    lines = []
-    for rungs in cache.rungs:
-        pixels = colours[torch.from_numpy(rungs[0]).long()].mean(0).T[None]  # [1, 3, N] of the first sequence
-        pixels = torch.nn.functional.adaptive_avg_pool1d(pixels, width)[0].T.round().to(torch.uint8)  # [width, 3]
-        lines += [b"\0" + bytes(pixels.flatten().tolist())] * row
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    header = struct.pack(">IIBBBBB", width, len(lines), 8, 2, 0, 0, 0)
-    pathlib.Path(path).write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"".join(lines)))
-                                   + chunk(b"IEND", b""))
-    return ", ".join(f"{name}: rgb{COLOURS.get(name, (150, 150, 150))}" for name in names)
-
-
 def table(found):
     """Lines that compare what `run` returned, by name."""
     lines = [f"{'cache':<22}{'cache MiB':>10}{'resident MiB':>14}{'peak MiB':>10}{'read s':>8}{'three answers s':>17}"]
@@ -126,8 +103,7 @@ def main():
     parser.add_argument("--model", default="~/.cache/mdkv/SmolLM2-135M-Instruct.Q4_1.gguf", help="GGUF file or folder")
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--budget", type=float, default=0.125, help="share of the bytes")
-    parser.add_argument("--presets", default="any_question,by_window", help="the picture shows the first one")
-    parser.add_argument("--picture", default="kept.png")
+    parser.add_argument("--presets", default="any_question,by_window")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
@@ -137,18 +113,16 @@ def main():
     with torch.no_grad():
         model(ids[:, :64], logits_to_keep=1)  # memory that is taken once is taken now
     print(f"{ids.shape[1]} tokens, {100 * chosen.budget:.1f} % of the bytes, mdkv compiled for {mdkv.compiled_for}")
-    found, legend = {"DynamicCache": run(model, tokenizer, ids, after, DynamicCache(config=model.config))}, ""
+    found = {"DynamicCache": run(model, tokenizer, ids, after, DynamicCache(config=model.config))}
     for preset in chosen.presets.split(","):
-        cache = mdkv.transformers.Cache(model.config, chosen.budget, preset, keep_rungs=not legend)
+        cache = mdkv.transformers.Cache(model.config, chosen.budget, preset)
         found[f"mdkv {preset}"] = run(model, tokenizer, ids, after, cache)
-        legend = legend or draw(cache, chosen.picture)
         del cache
     print("\n".join(table(found)))
     whole = found["DynamicCache"]
     for name, one in list(found.items())[1:]:
         print(f"{name}: resident memory is lower by {(whole['resident'] - one['resident']) / 2**20:.1f} MiB, by the report "
               f"{(whole['bytes'] - one['bytes']) / 2**20:.1f} MiB")
-    print(f"{chosen.picture}: layers from above, tokens from the left; {legend}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "tokenizer.hpp"
@@ -54,75 +53,16 @@ namespace detail
     return text.substr(first, text.find_last_not_of(space) - first + 1);
 }
 
-/// Collects control tokens by name and text in which control tokens are not looked for.
-class chat_writer
+/// Texts and control tokens of a form: BEGIN, and of each turn OPEN ROLE BEHIND_ROLE GAP TEXT END BETWEEN.
+struct chat_marks
 {
-public:
-    explicit chat_writer(tokenizer const& words)
-        : words_(words)
-    {}
-    void control(std::string_view name) { out_.push_back(words_.find_control(name).value()); }
-    void text(std::string const& text)
-    {
-        std::vector<std::int32_t> const more = words_.encode(text);
-        out_.insert(out_.end(), more.begin(), more.end());
-    }
-    [[nodiscard]] std::vector<std::int32_t> take() { return std::move(out_); }
-
-private:
-    tokenizer const& words_;
-    std::vector<std::int32_t> out_;
+    std::string_view begin, open, behind_role, gap, end, between;
+    bool trims; // texts are put in without white space around them
 };
 
-inline std::vector<std::int32_t> encode_chatml(
-    tokenizer const& words, std::optional<std::string_view> system, std::string_view user)
-{
-    chat_writer out(words);
-    for (std::string_view const text : default_system_texts)
-    {
-        if (!system && words.chat_template().find(text) != std::string::npos) { system = text; }
-    }
-    if (system)
-    {
-        out.control("<|im_start|>");
-        out.text("system\n" + std::string(*system));
-        out.control("<|im_end|>");
-        out.text("\n");
-    }
-    out.control("<|im_start|>");
-    out.text("user\n" + std::string(user));
-    out.control("<|im_end|>");
-    out.text("\n");
-    out.control("<|im_start|>");
-    out.text("assistant\n");
-    return out.take();
-}
-
-inline void write_llama3_header(chat_writer& out, std::string const& role)
-{
-    out.control("<|start_header_id|>");
-    out.text(role);
-    out.control("<|end_header_id|>");
-}
-
-inline std::vector<std::int32_t> encode_llama3(
-    tokenizer const& words, std::optional<std::string_view> system, std::string_view user)
-{
-    chat_writer out(words);
-    out.control("<|begin_of_text|>");
-    if (system)
-    {
-        write_llama3_header(out, "system");
-        out.text("\n\n" + std::string(trimmed(*system)));
-        out.control("<|eot_id|>");
-    }
-    write_llama3_header(out, "user");
-    out.text("\n\n" + std::string(trimmed(user)));
-    out.control("<|eot_id|>");
-    write_llama3_header(out, "assistant");
-    out.text("\n\n");
-    return out.take();
-}
+inline constexpr chat_marks chatml_marks{"", "<|im_start|>", "", "\n", "<|im_end|>", "\n", false};
+inline constexpr chat_marks llama3_marks{
+    "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "\n\n", "<|eot_id|>", "", true};
 
 } // namespace detail
 
@@ -134,16 +74,49 @@ inline std::vector<std::int32_t> encode_llama3(
 [[nodiscard]] inline std::vector<std::int32_t> encode_chat(
     tokenizer const& words, std::optional<std::string_view> system, std::string_view user)
 {
-    switch (chat_form_of(words))
+    chat_form const form = chat_form_of(words);
+    if (form == chat_form::none)
     {
-        case chat_form::chatml:
-            return detail::encode_chatml(words, system, user);
-        case chat_form::llama3:
-            return detail::encode_llama3(words, system, user);
-        case chat_form::none:
-            break;
+        throw std::invalid_argument("encode_chat: the model speaks no known form of conversation");
     }
-    throw std::invalid_argument("encode_chat: the model speaks no known form of conversation");
+    detail::chat_marks const& marks = form == chat_form::chatml ? detail::chatml_marks : detail::llama3_marks;
+    for (std::string_view const text : default_system_texts)
+    {
+        if (form == chat_form::chatml && !system && words.chat_template().find(text) != std::string::npos)
+        {
+            system = text;
+        }
+    }
+    std::vector<std::int32_t> tokens;
+    auto const control = [&](std::string_view name) {
+        if (!name.empty()) { tokens.push_back(words.find_control(name).value()); }
+    };
+    auto const plain = [&](std::string const& text) { // control tokens are not looked for
+        auto const more = words.encode(text);
+        tokens.insert(tokens.end(), more.begin(), more.end());
+    };
+    auto const turn = [&](std::string const& role, std::string_view text) {
+        std::string const rest = std::string{marks.gap} + std::string{marks.trims ? detail::trimmed(text) : text};
+        control(marks.open);
+        if (marks.behind_role.empty()) { return plain(role + rest); }
+        plain(role);
+        control(marks.behind_role);
+        plain(rest);
+    };
+    auto const end = [&] {
+        control(marks.end);
+        plain(std::string{marks.between});
+    };
+    control(marks.begin);
+    if (system)
+    {
+        turn("system", *system);
+        end();
+    }
+    turn("user", user);
+    end();
+    turn("assistant", "");
+    return tokens;
 }
 
 } // namespace runner

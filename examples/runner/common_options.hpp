@@ -4,7 +4,6 @@
 #include <mdkv/core/error.hpp>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "policies.hpp"
@@ -16,14 +15,9 @@ namespace runner
 struct common_options
 {
     std::string model_path;
-    bool map_file       = false;
     int threads         = 0; // 0: as many as the machine has
     std::string element = "f16";
     std::int64_t window = 32;
-    std::optional<std::int64_t> pool;
-    std::optional<std::string> pooling;
-    std::optional<std::string> ratios;
-    std::optional<std::int64_t> score_queries;
     std::string head_scores;     // file
     std::string backend = "cpu"; // of the commands that let one choose
 };
@@ -35,28 +29,13 @@ struct common_options
     return text == "cuda" ? backend_kind::cuda : backend_kind::cpu;
 }
 
-/// The policy of that text (see `parse_policy`), with the options' parameters where the text leaves them open and the
-/// policy has them.
+/// The policy of that text (see `parse_policy`), with the file of head scores if the text names none and the policy needs one.
 /// \throws mdkv::invalid_argument   the text cannot be read, the policy needs head scores and has none, or it does not run
 ///                                  on the backend
 [[nodiscard]] inline policy chosen_policy(std::string const& text, common_options const& options)
 {
-    policy const named = parse_policy(text);
-    std::string more;
-    auto const set = [&](char const* parameter, std::optional<std::string> const& value) {
-        std::string const part = std::string{parameter} + "=";
-        if (!value || !named.has_parameter(parameter) || text.find(part) != std::string::npos) { return; }
-        more += (more.empty() ? "" : "+") + part + *value;
-    };
-    set("pool", options.pool ? std::optional{std::to_string(*options.pool)} : std::nullopt);
-    set("pooling", options.pooling);
-    set("ratios", options.ratios);
-    set("queries", options.score_queries ? std::optional{std::to_string(*options.score_queries)} : std::nullopt);
-    set("scores", options.head_scores.empty() ? std::nullopt : std::optional{options.head_scores});
-    bool const bare = text.find('[') == std::string::npos;
-    policy chosen   = more.empty() ? named
-                      : bare       ? parse_policy(text + "[" + more + "]")
-                                   : parse_policy(text.substr(0, text.size() - 1) + "+" + more + "]");
+    policy chosen = parse_policy(text);
+    if (chosen.has_parameter("scores") && chosen.head_scores.empty()) { chosen.head_scores = options.head_scores; }
     mdkv::expects(chosen.share != sharing::head_scores || !chosen.head_scores.empty(), "policy ", chosen.name,
         " needs head scores: give --head-scores FILE; bench/quality/head_scores.py makes one");
     chosen.backend = parse_backend(options.backend);

@@ -137,7 +137,7 @@ template <mdkv::element T>
     {
         bool const published = p.source.starts_with("arXiv") || p.source.find(", arXiv") != std::string::npos;
         text += "  " + p.label + ": " + p.keeps + (published ? "; " + p.source : "")
-                + (has_rungs(p) ? "; rungs " + text_of(p.ratios) : "") + "\n";
+                + (has_rungs(p) ? "; rungs " + text_of(p.options.ratios) : "") + "\n";
     }
     return text;
 }
@@ -176,14 +176,14 @@ template <mdkv::element T>
     nlohmann::json rungs             = nlohmann::json::array();
     for (std::size_t r = 0; has_rungs(cache.chosen()) && r < summary.tokens.size(); ++r)
     {
-        rungs.push_back({{"rung", text_of(cache.chosen().ratios[r])}, {"tokens", summary.tokens[r]}});
+        rungs.push_back({{"rung", text_of(cache.chosen().options.ratios[r])}, {"tokens", summary.tokens[r]}});
     }
     return {{"policy", cache.chosen().label}, {"budget", one.budget}, {"kl", one.difference.kl()},
         {"top1", one.difference.top1_agreement()}, {"dnll", one.difference.nll_difference()},
         {"resident_bytes", cache.resident_bytes()}, {"full_bytes", cache.full_bytes()}, {"prefill_s", prefill_seconds},
         {"compress_s", cache.compress_seconds()}, {"decode_s", cache.attend_seconds()}, {"rungs", rungs},
         {"lambda", summary.multiplier}, {"gap", summary.gap}, {"loss", summary.loss},
-        {"pool", cache.chosen().pooling.width}, {"unprojected_layers", summary.unprojected_layers}};
+        {"pool", cache.chosen().options.pooling.width}, {"unprojected_layers", summary.unprojected_layers}};
 }
 
 /// What one text gave.
@@ -205,7 +205,7 @@ template <mdkv::element T>
     auto const tokens        = first_tokens(run.words(), path, total,
                std::to_string(options.context) + " of context, " + std::to_string(options.continuation)
                    + " to go on, and the next",
-        options.control_tokens);
+               options.control_tokens);
     model_shape const& shape = run.model().shape();
     mdkv::expects(total - 1 <= shape.context, "context: ", options.context, " + ", options.continuation,
         " tokens are more than the model's ", shape.context);
@@ -306,13 +306,8 @@ void add_to_means(std::vector<mean_cell>& cells, std::vector<contestant<T>> cons
 inline void print_means(std::vector<mean_cell> const& cells, compare_options const& options)
 {
     std::size_t const budgets = budgets_of(options).size();
-    std::vector<table> tables{table_of_means(cells, budgets), table_of_shares(cells, budgets)};
-    if (!options.reference.empty()) { tables.push_back(table_of_ratios(cells, budgets, options.reference)); }
-    std::printf("\nover %zu texts:\n", options.text_paths.size());
-    for (table const& shown : tables)
-    {
-        std::printf("%s\n", (options.markdown ? shown.markdown() : shown.text()).c_str());
-    }
+    std::printf("\nover %zu texts:\n%s\n%s\n", options.text_paths.size(), table_of_means(cells, budgets).text().c_str(),
+        table_of_shares(cells, budgets).text().c_str());
 }
 
 inline void write_json(std::string const& path, nlohmann::json const& record)

@@ -1,9 +1,8 @@
-/// \file compare_means.hpp: what mdkv_run compare says of several texts together: means, spreads, ratios to one policy
+/// \file compare_means.hpp: what mdkv_run compare says of several texts together: means and spreads
 #pragma once
 
 #include <nlohmann/json.hpp>
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -24,7 +23,6 @@ public:
     void add(double value) { values_.push_back(value); }
 
     [[nodiscard]] std::size_t size() const noexcept { return values_.size(); }
-    [[nodiscard]] double operator[](std::size_t text) const noexcept { return values_[text]; }
 
     [[nodiscard]] double mean() const noexcept
     {
@@ -43,23 +41,7 @@ public:
         return std::sqrt(sum / static_cast<double>(size() - 1));
     }
 
-    [[nodiscard]] double median() const
-    {
-        if (values_.empty()) { return none; }
-        auto sorted = values_;
-        std::sort(sorted.begin(), sorted.end());
-        std::size_t const half = size() / 2;
-        return size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
-    }
-
-    [[nodiscard]] double least() const { return values_.empty() ? none : *std::ranges::min_element(values_); }
-    [[nodiscard]] double most() const { return values_.empty() ? none : *std::ranges::max_element(values_); }
-
-    [[nodiscard]] nlohmann::json json() const
-    {
-        return {
-            {"mean", mean()}, {"deviation", deviation()}, {"median", median()}, {"least", least()}, {"most", most()}};
-    }
+    [[nodiscard]] nlohmann::json json() const { return {{"mean", mean()}, {"deviation", deviation()}}; }
 
 private:
     static constexpr double none = std::numeric_limits<double>::quiet_NaN(); // null in JSON
@@ -74,24 +56,6 @@ struct mean_cell
     std::string budget;            // "KV 128" or "5%"
     figures kl, top1, dnll, share; // share: resident bytes of the full cache's
 };
-
-/// KL relative to another policy's at the same budget.
-struct relative_kl
-{
-    figures by_text; // without the texts on which the other's KL is 0
-    double of_means = std::numeric_limits<double>::quiet_NaN();
-};
-
-[[nodiscard]] inline relative_kl relative_to(mean_cell const& reference, mean_cell const& cell)
-{
-    relative_kl result;
-    for (std::size_t text = 0; text < cell.kl.size(); ++text)
-    {
-        if (reference.kl[text] > 0) { result.by_text.add(cell.kl[text] / reference.kl[text]); }
-    }
-    if (reference.kl.mean() > 0) { result.of_means = cell.kl.mean() / reference.kl.mean(); }
-    return result;
-}
 
 /// Rows are policies, columns budgets.
 /// \param cells     [policies, budgets]
@@ -122,22 +86,6 @@ template <class Show>
 {
     return table_of("resident, % of full, mean", cells, budgets,
         [](mean_cell const& cell) { return fixed(100 * cell.share.mean(), 2); });
-}
-
-/// \param reference   a policy among the cells
-[[nodiscard]] inline table table_of_ratios(
-    std::span<mean_cell const> cells, std::size_t budgets, std::string const& reference)
-{
-    std::size_t first = 0;
-    while (cells[first].policy != reference) { first += budgets; }
-    return table_of("KL relative to " + reference + ", median (least to most; of means)", cells, budgets,
-        [&](mean_cell const& cell) -> std::string {
-            auto const column = static_cast<std::size_t>(&cell - cells.data()) % budgets;
-            auto const found  = relative_to(cells[first + column], cell);
-            if (found.by_text.size() == 0) { return "-"; }
-            return fixed(found.by_text.median(), 2) + " (" + fixed(found.by_text.least(), 2) + " to "
-                   + fixed(found.by_text.most(), 2) + "; " + fixed(found.of_means, 2) + ")";
-        });
 }
 
 /// The figures in words: the nearest policy at each budget, the others' distance, and at how many budgets each is nearest.
@@ -174,7 +122,8 @@ template <class Show>
     {
         if (counts[p] == 0) { continue; }
         text += (first ? ": " : ", ") + cells[p * budgets].policy
-                + (first ? " is nearest to the full cache at " : " at ") + std::to_string(counts[p]) + " of " + std::to_string(budgets) + (first ? " budgets" : "");
+                + (first ? " is nearest to the full cache at " : " at ") + std::to_string(counts[p]) + " of "
+                + std::to_string(budgets) + (first ? " budgets" : "");
         first = false;
     }
     return text + ".\n";

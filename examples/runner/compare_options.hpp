@@ -2,7 +2,6 @@
 #pragma once
 
 #include <mdkv/core/budget.hpp>
-#include <mdkv/core/error.hpp>
 
 #include <cstdint>
 #include <string>
@@ -25,10 +24,8 @@ struct compare_options
     std::vector<std::string> budgets;   // "5%", "1/16" or bytes a layer; without either: KV 64, 128, 256, 512
     std::int64_t fold_every = 0; // tokens after which caches fold them, tails within their bytes, too; 0: they grow
     std::string policies    = "full,best,any_question,by_window,paper,snapkv";
-    std::string reference; // the policy whose KL the others' are divided by; none: ""
     std::string json_path;
     bool control_tokens = false; // texts of control tokens, such as <|im_end|>, stand for these
-    bool markdown       = false; // the tables over all texts
 };
 
 /// A budget and how tables call it.
@@ -53,22 +50,15 @@ struct named_budget
     return all;
 }
 
-/// The policies to measure beside the full cache.
-/// \throws mdkv::error   there is none of the name that the others are to be shown relative to
+/// The policies to measure beside the full cache, which is always there.
 [[nodiscard]] inline std::vector<policy> measured_policies(common_options const& common, compare_options const& options)
 {
     std::vector<policy> all;
-    std::string labels;
-    bool found = options.reference.empty();
     for (std::string const& text : split_policies(options.policies, !common.head_scores.empty()))
     {
         policy chosen = chosen_policy(text, common);
-        if (chosen.whole()) { continue; } // always there
-        labels += (labels.empty() ? "" : ", ") + chosen.label;
-        found = found || chosen.label == options.reference;
-        all.push_back(std::move(chosen));
+        if (!chosen.whole()) { all.push_back(std::move(chosen)); }
     }
-    mdkv::expects(found, "relative-to: \"", options.reference, "\" is not measured; there are ", labels);
     return all;
 }
 

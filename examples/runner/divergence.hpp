@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "sampler.hpp"
+#include "greedy.hpp"
 
 namespace runner
 {

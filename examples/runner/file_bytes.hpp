@@ -1,4 +1,4 @@
-/// \file file_bytes.hpp: opening files named by the user: whole ones as bytes, read or mapped, and texts
+/// \file file_bytes.hpp: opening files named by the user: whole ones as bytes, and texts
 #pragma once
 
 #include <cerrno>
@@ -11,7 +11,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <utility>
@@ -20,14 +19,6 @@
 
 namespace runner
 {
-
-/// How a file's bytes reach memory. A mapped file costs no copy, but if another process truncates it while it is
-/// mapped, the next access to the lost part kills this process (SIGBUS); so reading is the default.
-enum class file_access
-{
-    read,
-    map
-};
 
 /// Read-only bytes together with what keeps them alive; copies share them.
 struct file_bytes
@@ -99,14 +90,6 @@ inline std::size_t read_fully(
     return done;
 }
 
-inline file_bytes map_descriptor(int descriptor, std::size_t size, std::string const& path)
-{
-    void* const start = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (start == MAP_FAILED) { throw file_error(path, "cannot be mapped", {}, std::strerror(errno)); }
-    std::shared_ptr<void const> owner(start, [size](void const* p) { ::munmap(const_cast<void*>(p), size); });
-    return {std::move(owner), {static_cast<std::byte const*>(start), size}};
-}
-
 /// Memory for file contents: not cleared first, and aligned for the widest vector loads.
 [[nodiscard]] inline std::shared_ptr<std::byte> allocate_bytes(std::size_t size)
 {
@@ -130,11 +113,10 @@ inline file_bytes read_descriptor(int descriptor, std::size_t size, std::string 
 
 } // namespace detail
 
-/// The bytes of a regular file of at most `most_bytes` bytes. Before anything is allocated or mapped the file must
+/// The bytes of a regular file of at most `most_bytes` bytes. Before anything is allocated the file must
 /// begin with `magic`, so that a wrong file is refused at once however large it is.
 /// \throws file_error   it cannot be opened, is no regular file, is larger than the limit, begins otherwise
-[[nodiscard]] inline file_bytes load_file(
-    std::string const& path, std::string_view magic, std::uint64_t most_bytes, file_access access)
+[[nodiscard]] inline file_bytes load_file(std::string const& path, std::string_view magic, std::uint64_t most_bytes)
 {
     // O_NONBLOCK: opening a pipe nobody writes to must be refused below, not wait for ever.
     detail::input_file const file(path, O_NONBLOCK);
@@ -152,10 +134,6 @@ inline file_bytes read_descriptor(int descriptor, std::size_t size, std::string 
     {
         throw file_error(
             path, joined("does not begin with ", quoted(magic)), 0, quoted(std::string_view(beginning).substr(0, got)));
-    }
-    if (access == file_access::map)
-    {
-        return detail::map_descriptor(file.number(), static_cast<std::size_t>(size), path);
     }
     if (::lseek(file.number(), 0, SEEK_SET) != 0)
     {

@@ -18,9 +18,9 @@
 #include "decode.hpp"
 #include "file_bytes.hpp"
 #include "file_error.hpp"
+#include "greedy.hpp"
 #include "policies.hpp"
 #include "prefill.hpp"
-#include "sampler.hpp"
 #include "sequence_cache.hpp"
 #include "session.hpp"
 #include "terminal.hpp"
@@ -36,8 +36,6 @@ struct generate_options
     std::optional<std::int64_t> kv_size;
     std::optional<std::string> budget;
     std::int64_t max_tokens = 128;
-    double temperature      = 0;
-    std::uint64_t seed      = 0;
     bool raw                = false; // no chat form around the prompt
     bool while_reading      = false; // compressed while it is read
 };
@@ -133,9 +131,8 @@ template <mdkv::element T>
 int run_generate(session& run, common_options const& common, generate_options const& options)
 {
     std::vector<std::int32_t> const prompt = detail::prompt_tokens(run.words(), options);
-    sampler choose{options.temperature, options.seed};
-    auto const now     = [] { return std::chrono::steady_clock::now(); };
-    auto const seconds = [](auto span) { return std::chrono::duration<double>(span).count(); };
+    auto const now                         = [] { return std::chrono::steady_clock::now(); };
+    auto const seconds                     = [](auto span) { return std::chrono::duration<double>(span).count(); };
 
     model_shape const& shape = run.model().shape();
     auto const start         = now();
@@ -172,7 +169,7 @@ int run_generate(session& run, common_options const& common, generate_options co
     auto position     = std::ssize(prompt);
     while (made < options.max_tokens && !interrupt_requested())
     {
-        std::int32_t const token = choose.next(logits);
+        std::int32_t const token = greedy_token(logits);
         if (run.words().is_end_of_generation(token)) { break; }
         text.add(run.words().decode_one(token));
         ++made;

@@ -32,21 +32,15 @@ struct tensor_info
     [[nodiscard]] std::int64_t elements() const noexcept { return dims[0] * dims[1] * dims[2] * dims[3]; }
 };
 
-struct gguf_options
-{
-    file_access access = file_access::read;
-    gguf_limits limits{};
-};
-
 /// Everything in the file was validated by `open`, so no accessor can leave the file's bytes. Copies share them.
 class gguf_file : public gguf_metadata
 {
 public:
     /// \throws file_error   the file cannot be read, is damaged, passes a limit, holds an unsupported tensor type, or is
     ///                      one piece of a split model
-    [[nodiscard]] static gguf_file open(std::string const& path, gguf_options const& options = {})
+    [[nodiscard]] static gguf_file open(std::string const& path, gguf_limits const& limits = {})
     {
-        return gguf_file(path, load_file(path, magic, options.limits.file_bytes, options.access), options.limits);
+        return gguf_file(path, load_file(path, magic, limits.file_bytes), limits);
     }
 
     /// The same for bytes that are in memory already; `file` names them in messages.

@@ -28,19 +28,12 @@ void add_common(CLI::App& command, runner::common_options& common)
 {
     command.add_option("--model", common.model_path, "GGUF file of a model of the llama or qwen2 architecture")
         ->required();
-    command.add_flag("--mmap", common.map_file, "map the file instead of reading it into memory");
     command.add_option("--threads", common.threads, "threads to use; 0: as many as the machine has")
         ->check(CLI::Range(0, 1024));
     command.add_option("--element", common.element, "element type of the cache: f16 or f32")->capture_default_str();
     command.add_option("--window", common.window, "last tokens kept as they are")
         ->capture_default_str()
         ->check(CLI::Range(1, 1 << 20));
-    command.add_option("--pool", common.pool, "neighbours that share a loss, odd; overrides the policy's");
-    command.add_option("--pooling", common.pooling, "how they share it: max, mean or adaptive; overrides the policy's");
-    command.add_option(
-        "--ratios", common.ratios, "rungs such as 0,1/8,1/4,1 or 0,1:int4,1:int8,1; overrides the policy's");
-    command.add_option("--score-queries", common.score_queries,
-        "last queries that tell what tokens are worth, at least the window's; overrides the policy's");
     command.add_option(
         "--head-scores", common.head_scores, "file of measured head scores, for policies that read them");
 }
@@ -70,9 +63,12 @@ int print_policies()
     for (runner::policy const& p : runner::all_policies())
     {
         std::string parameters;
-        for (std::string const& one : p.parameters) { parameters += ", " + one; }
-        std::printf("%-18s %s%s%s; parameters: heads%s\n", p.name.c_str(), p.keeps.c_str(),
-            p.source.empty() ? "" : "; ", p.source.c_str(), parameters.c_str());
+        for (std::string const& one : p.parameters)
+        {
+            parameters += (parameters.empty() ? "; parameters: " : ", ") + one;
+        }
+        std::printf("%-18s %s%s%s%s\n", p.name.c_str(), p.keeps.c_str(), p.source.empty() ? "" : "; ", p.source.c_str(),
+            parameters.c_str());
     }
     return 0;
 }
@@ -96,9 +92,6 @@ int run(int argc, char** argv)
     generate_command.add_option("--max-tokens", generate.max_tokens, "tokens to make at most")
         ->capture_default_str()
         ->check(CLI::Range(1, 1 << 24));
-    generate_command.add_option("--temperature", generate.temperature, "0 takes the likeliest token")
-        ->capture_default_str();
-    generate_command.add_option("--seed", generate.seed, "of the random choice")->capture_default_str();
     generate_command.add_flag("--while-reading", generate.while_reading,
         "compress the prompt while it is read, in memory that does not grow with it (policies that replay: best, "
         "any_question)");
@@ -126,12 +119,9 @@ int run(int argc, char** argv)
         .add_option("--fold-every", compare.fold_every,
             "caches that never exceed their bytes, tails and all buffers included: tokens fed between two folds")
         ->check(CLI::Range(1, 1 << 16));
-    compare_command.add_option(
-        "--relative-to", compare.reference, "with several texts: every KL divided by that of this policy, too");
     compare_command.add_option("--json", compare.json_path, "file for the same figures as JSON");
     compare_command.add_flag("--control-tokens", compare.control_tokens,
         "texts of control tokens, such as <|im_end|>, stand for these: for chats in a model's template");
-    compare_command.add_flag("--markdown", compare.markdown, "the tables over all texts as Markdown");
 
     runner::needle_options needle;
     CLI::App& needle_command = *app.add_subcommand("needle", "find a sentence hidden in a long text");

@@ -16,24 +16,6 @@
 namespace runner
 {
 
-namespace
-{
-
-/// Rows [heads, width] as [heads * group, width], every row `group` times.
-template <class T>
-void repeat_heads(T const* rows, std::int64_t heads, std::int64_t group, std::int64_t width, T* out)
-{
-    for (std::int64_t h = 0; h < heads * group; ++h) { std::copy_n(rows + h / group * width, width, out + h * width); }
-}
-
-} // namespace
-
-template <mdkv::element T>
-struct sequence_cache<T>::layer_memory
-{
-    std::vector<T> keys, values; // [query_heads, tokens, D]
-};
-
 template <mdkv::element T>
 sequence_cache<T>::sequence_cache(
     language_model const& model, policy chosen, mdkv::budget limit, std::int64_t window, std::int64_t tail_tokens)
@@ -73,37 +55,24 @@ template <mdkv::element T>
 sequence_cache<T>::sequence_cache(sequence_cache&&) noexcept = default;
 
 template <mdkv::element T>
-prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv, layer_memory& memory) const
+prompt_layer<T> sequence_cache<T>::layer_of(layer_kv<T> const& kv) const
 {
     model_shape const& shape = model_->shape();
-    prompt_layer<T> layer{.layer = kv.layer,
-        .layers                  = shape.layers,
-        .heads                   = shape.kv_heads,
-        .group                   = shape.query_heads / shape.kv_heads,
-        .tokens                  = kv.tokens,
-        .window                  = std::min(window(), kv.tokens),
-        .question                = std::min(window_, kv.tokens),
-        .key_dim                 = shape.key_dim,
-        .value_dim               = shape.value_dim,
-        .keys                    = kv.keys,
-        .values                  = kv.values,
-        .queries                 = kv.queries,
-        .lse                     = kv.lse,
-        .query_tokens            = kv.window,
-        .rotation                = &model_->rotation()};
-    if (policy_.per_query_head && layer.group > 1)
-    {
-        auto const rows = static_cast<std::size_t>(shape.query_heads * kv.tokens);
-        memory.keys.resize(rows * static_cast<std::size_t>(shape.key_dim));
-        memory.values.resize(rows * static_cast<std::size_t>(shape.value_dim));
-        repeat_heads(kv.keys, shape.kv_heads, layer.group, kv.tokens * shape.key_dim, memory.keys.data());
-        repeat_heads(kv.values, shape.kv_heads, layer.group, kv.tokens * shape.value_dim, memory.values.data());
-        layer.keys   = memory.keys.data();
-        layer.values = memory.values.data();
-        layer.heads  = shape.query_heads;
-        layer.group  = 1;
-    }
-    return layer;
+    return {.layer    = kv.layer,
+        .layers       = shape.layers,
+        .heads        = shape.kv_heads,
+        .group        = shape.query_heads / shape.kv_heads,
+        .tokens       = kv.tokens,
+        .window       = std::min(window(), kv.tokens),
+        .question     = std::min(window_, kv.tokens),
+        .key_dim      = shape.key_dim,
+        .value_dim    = shape.value_dim,
+        .keys         = kv.keys,
+        .values       = kv.values,
+        .queries      = kv.queries,
+        .lse          = kv.lse,
+        .query_tokens = kv.window,
+        .rotation     = &model_->rotation()};
 }
 
 template <mdkv::element T>
@@ -115,8 +84,7 @@ void sequence_cache<T>::score_chunk(
     layer_kv<T> unread{};
     unread.layer  = chunk.layer;
     unread.tokens = tokens;
-    layer_memory none;
-    maker_.read(layer_of(unread, none), chunk, executor, scratch);
+    maker_.read(layer_of(unread), chunk, executor, scratch);
     compress_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -127,8 +95,7 @@ void sequence_cache<T>::compress_layer(
     if (policy_.while_reading) { return; }
     auto const start       = std::chrono::steady_clock::now();
     model_shape const& own = model_->shape();
-    layer_memory memory;
-    auto const layer = layer_of(kv, memory);
+    auto const layer       = layer_of(kv);
     mdkv::layer_shape const shape{own.kv_heads, own.query_heads / own.kv_heads, layer.past(), layer.window,
         {own.key_dim, own.value_dim}, std::int64_t{sizeof(T)}};
     auto made = maker_.make(layer, shape, tail_tokens_, executor, scratch, rungs);
@@ -151,7 +118,8 @@ std::vector<float> sequence_cache<T>::read(std::span<std::int32_t const> tokens,
     auto const question    = std::min(window_, std::ssize(tokens));
     mdkv::preset preset    = preset_of(policy_, kept, question);
     auto done              = read_in_chunks<T>(*model_, tokens, preset, encoding_of(model_->rotation()),
-        {.limit = limit_, .chunk = policy_.chunk, .slack = policy_.slack}, executor, scratch_, progress);
+        {.limit = limit_, .chunk = policy_.options.replayed->chunk, .slack = policy_.slack}, executor, scratch_,
+        progress);
     tokens_                = std::ssize(tokens);
     for (std::size_t i = 0; i < layers_.size(); ++i)
     {
@@ -173,20 +141,9 @@ template <mdkv::element T>
 void sequence_cache<T>::attend(std::int64_t layer, float const* query, float const* key, float const* value,
     float* output, mdkv::cpu::executor_ref executor)
 {
-    auto const start         = std::chrono::steady_clock::now();
-    model_shape const& shape = model_->shape();
+    auto const start = std::chrono::steady_clock::now();
     mdkv::expects(layers_[static_cast<std::size_t>(layer)] != nullptr, "policy ", policy_.label, ": layer ", layer,
         " holds no prompt; this command cannot compress while reading");
-    auto const group = shape.query_heads / shape.kv_heads;
-    if (policy_.per_query_head && group > 1)
-    {
-        auto const keys = shape.query_heads * shape.key_dim;
-        repeated_.resize(static_cast<std::size_t>(keys + shape.query_heads * shape.value_dim));
-        repeat_heads(key, shape.kv_heads, group, shape.key_dim, repeated_.data());
-        repeat_heads(value, shape.kv_heads, group, shape.value_dim, repeated_.data() + keys);
-        key   = repeated_.data();
-        value = repeated_.data() + keys;
-    }
     layers_[static_cast<std::size_t>(layer)]->attend(executor, scratch_, query, key, value, output);
     tokens_ += layer == 0 ? 1 : 0;
     attend_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -195,7 +152,7 @@ void sequence_cache<T>::attend(std::int64_t layer, float const* query, float con
 template <mdkv::element T>
 std::vector<std::int64_t> sequence_cache<T>::tokens_by_rung() const
 {
-    std::vector<std::int64_t> all(policy_.ratios.size());
+    std::vector<std::int64_t> all(policy_.options.ratios.size());
     for (std::size_t i = 0; i < reports_.size(); ++i)
     {
         auto const* const packed = dynamic_cast<packed_cache<T> const*>(layers_[i].get());

@@ -92,8 +92,7 @@ public:
 private:
     sequence_cache(language_model const& model, policy chosen, fold_plan const& plan, std::int64_t window);
 
-    struct layer_memory; // what a layer needs besides prefill's own
-    [[nodiscard]] prompt_layer<T> layer_of(layer_kv<T> const& kv, layer_memory& memory) const;
+    [[nodiscard]] prompt_layer<T> layer_of(layer_kv<T> const& kv) const;
     language_model const* model_;
     policy policy_;
     mdkv::budget limit_;
@@ -103,7 +102,6 @@ private:
     std::int64_t tail_tokens_;
     std::vector<std::unique_ptr<layer_cache>> layers_; // [layers]
     std::vector<mdkv::compress_report> reports_;
-    std::vector<float> repeated_; // [query_heads * (D + Dv)], the key and value being appended
     scratch_memory scratch_;
     std::int64_t tokens_     = 0; // tokens of the prompt, and those appended to the first layer
     std::int64_t full_bytes_ = 0;
@@ -132,7 +130,7 @@ std::vector<float> read_showing_progress(sequence_cache<T>& cache, std::span<std
 /// Queries that prefill must hand over for these policies: those of the window, the last ones, or those of the whole prompt.
 [[nodiscard]] inline std::int64_t queries_to_keep(policy const& one, std::int64_t window, std::int64_t tokens) noexcept
 {
-    return one.reads_all_queries() ? tokens : std::max(window, one.queries);
+    return one.reads_all_queries() ? tokens : std::max(window, one.more_queries());
 }
 
 // Compiled once, in sequence_cache.cpp: this is where the library is instantiated.

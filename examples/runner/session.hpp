@@ -24,8 +24,7 @@ class session
 {
 public:
     explicit session(common_options const& options)
-        : file_{gguf_file::open(
-            options.model_path, {.access = options.map_file ? file_access::map : file_access::read})}
+        : file_{gguf_file::open(options.model_path)}
         , words_{file_}
         , model_{language_model::load(file_)}
         , pool_{options.threads > 0 ? options.threads : machine_threads()}

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -123,31 +122,24 @@ private:
 class table
 {
 public:
-    explicit table(std::vector<std::string> headings) { rows_.push_back({std::move(headings)}); }
-    void add(std::vector<std::string> row) { rows_.push_back({std::move(row)}); }
-
-    /// A line across, above the rows that follow. CSV has none.
-    void section(std::string title) { rows_.push_back({{std::move(title)}, true}); }
+    explicit table(std::vector<std::string> headings) { rows_.push_back(std::move(headings)); }
+    void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
 
     [[nodiscard]] std::string text() const
     {
-        std::vector<std::size_t> widths(rows_[0].cells.size());
-        for (auto const& [row, across] : rows_)
+        std::vector<std::size_t> widths(rows_[0].size());
+        for (auto const& row : rows_)
         {
-            for (std::size_t c = 0; !across && c < row.size(); ++c) { widths[c] = std::max(widths[c], row[c].size()); }
+            for (std::size_t c = 0; c < row.size(); ++c) { widths[c] = std::max(widths[c], row[c].size()); }
         }
-        std::size_t length = 2 * (widths.size() - 1);
-        for (std::size_t const width : widths) { length += width; }
         std::string all;
         for (std::size_t r = 0; r < rows_.size(); ++r)
         {
-            auto const& [row, across] = rows_[r];
-            std::string line          = across ? "-- " + row[0] + " " : "";
-            if (across) { line += std::string(length - std::min(length, line.size()), '-'); }
-            for (std::size_t c = 0; !across && c < row.size(); ++c)
+            std::string line;
+            for (std::size_t c = 0; c < rows_[r].size(); ++c)
             {
-                std::string const padding(widths[c] - row[c].size(), ' ');
-                line += (c == 0 ? "" : "  ") + (c == 0 ? row[c] + padding : padding + row[c]);
+                std::string const padding(widths[c] - rows_[r][c].size(), ' ');
+                line += (c == 0 ? "" : "  ") + (c == 0 ? rows_[r][c] + padding : padding + rows_[r][c]);
             }
             all += line + "\n";
             if (r == 0) { all += std::string(line.size(), '-') + "\n"; }
@@ -155,61 +147,8 @@ public:
         return all;
     }
 
-    /// As GitHub and others draw them.
-    [[nodiscard]] std::string markdown() const
-    {
-        std::string all;
-        for (std::size_t r = 0; r < rows_.size(); ++r)
-        {
-            auto const& [row, across] = rows_[r];
-            for (std::size_t c = 0; c < rows_[0].cells.size(); ++c)
-            {
-                std::string const cell = c < row.size() ? escaped(row[c], "|", '\\') : "";
-                all += "| " + (across && c == 0 ? "**" + cell + "**" : cell) + (cell.empty() ? "" : " ");
-            }
-            all += "|\n";
-            if (r > 0) { continue; }
-            for (std::size_t c = 0; c < row.size(); ++c) { all += c == 0 ? "|:--" : "|--:"; }
-            all += "|\n";
-        }
-        return all;
-    }
-
-    /// As RFC 4180 has it, with plain line ends.
-    [[nodiscard]] std::string csv() const
-    {
-        std::string all;
-        for (auto const& [row, across] : rows_)
-        {
-            for (std::size_t c = 0; !across && c < row.size(); ++c)
-            {
-                bool const quotes = row[c].find_first_of(",\"\r\n") != std::string::npos;
-                all += (c == 0 ? "" : ",") + (quotes ? "\"" + escaped(row[c], "\"", '"') + "\"" : row[c]);
-            }
-            if (!across) { all += "\n"; }
-        }
-        return all;
-    }
-
 private:
-    struct table_row
-    {
-        std::vector<std::string> cells;
-        bool across = false; // one cell over all columns
-    };
-
-    [[nodiscard]] static std::string escaped(std::string const& text, std::string_view which, char by)
-    {
-        std::string out;
-        for (char const c : text)
-        {
-            if (which.find(c) != std::string_view::npos) { out += by; }
-            out += c;
-        }
-        return out;
-    }
-
-    std::vector<table_row> rows_;
+    std::vector<std::vector<std::string>> rows_;
 };
 
 /// A number with so many digits behind the point.

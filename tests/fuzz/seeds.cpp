@@ -128,7 +128,7 @@ int main(int argc, char** argv)
         for (std::string const& parameter : p.parameters) { all.add("options", p.name + "[" + parameter + "=3]"); }
     }
     for (std::string const& text :
-        {"0,1/8,1/4,1", "0,1:int4,1:int8,1", "10%", "1/16", "4096", "best[pool=7+keep=3+rows=both]"})
+        {"0,1/8,1/4,1", "0,1:int4,1:int8,1", "10%", "1/16", "4096", "best[pool=7+join=3+refit=no]"})
     {
         all.add("options", text);
     }

@@ -3,7 +3,7 @@
 
 usage: crosscheck_gguf.py DUMP MODEL [WORKFILE]
 
-DUMP is the executable of tests/apps/runner/dump.cpp. Needs: pip install gguf==0.19
+DUMP is the executable of tests/runner/dump.cpp. Needs: pip install gguf==0.19
 """
 import pathlib
 import subprocess

@@ -3,7 +3,7 @@
 
 usage: crosscheck_tokenizer.py DUMP [--model MODEL [--alone]] [--text FILE] [--count 10000] [--seed SEED]
 
-DUMP is the executable of tests/apps/runner/dump.cpp. With a model, its vocabulary is used for its own pre-tokeniser, its
+DUMP is the executable of tests/runner/dump.cpp. With a model, its vocabulary is used for its own pre-tokeniser, its
 control tokens are tried too, and conversations are compared with what jinja2 makes of its template; without, and for the
 other pre-tokenisers, a small vocabulary is trained here. --alone leaves all but the model's own out. FILE adds its lines
 to the random strings. Needs: pip install gguf==0.19 jinja2 tokenizers

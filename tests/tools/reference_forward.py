@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """An independent forward pass of a llama or qwen2 GGUF model in numpy, for checking the runner's.
 
-    reference_forward.py record MODEL OUT.json              writes the small vectors that tests/apps/runner/model.cpp reads
-    reference_forward.py check MODEL DUMP_LOGITS TEXT_FILE  compares the executable tests/apps/runner/dump_logits.cpp with
+    reference_forward.py record MODEL OUT.json              writes the small vectors that tests/runner/model.cpp reads
+    reference_forward.py check MODEL DUMP_LOGITS TEXT_FILE  compares the executable tests/runner/dump_logits.cpp with
         [--tokens 512] [--double] [--limit 1e-3]            this pass over the text, teacher forced; exit 1 if unequal
 
 Needs numpy and the PyPI packages gguf (weights) and tokenizers (ids). Shares no code with the runner.

@@ -40,12 +40,11 @@ def test_three_questions(tmp_path, monkeypatch):
     ids, after = three_questions.prompt_of(tokenizer, 700)
     found = {"DynamicCache": three_questions.run(model, tokenizer, ids, after, transformers.DynamicCache(config=model.config))}
     for budget in (1.0, 0.25):
-        cache = mdkv.transformers.Cache(model.config, budget, "any_question", keep_rungs=True)
+        cache = mdkv.transformers.Cache(model.config, budget, "any_question")
         found[f"mdkv {budget}"] = three_questions.run(model, tokenizer, ids, after, cache)
         assert cache.get_seq_length() == ids.shape[1]
-        assert "int4: rgb(158, 202, 225)" in three_questions.draw(cache, tmp_path / "kept.png")
     assert found["mdkv 1.0"]["answers"] == found["DynamicCache"]["answers"]
-    assert (tmp_path / "kept.png").read_bytes().startswith(b"\x89PNG") and len(three_questions.table(found)) == 4 + 3 * 4
+    assert len(three_questions.table(found)) == 4 + 3 * 4
 
 
 def test_saved_prompt(tmp_path, monkeypatch):

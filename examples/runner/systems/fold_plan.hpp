@@ -17,6 +17,9 @@
 namespace runner
 {
 
+/// Last appended queries that a fold scores by; they take memory of the cache.
+inline constexpr std::int64_t most_fold_queries = 8;
+
 /// A layer's limits, and the number of appended tokens at which it folds.
 struct fold_plan
 {
@@ -75,16 +78,16 @@ template <mdkv::element T>
 {
     mdkv::expects(chosen.kind == cache_kind::mixed, option, ": policy ", chosen.label,
         " cannot go on compressing while it decodes; those made of rungs can, such as paper and by_window");
-    mdkv::expects(chosen.share == sharing::uniform, option, ": policy ", chosen.label,
+    mdkv::expects(chosen.share == sharing::uniform && !chosen.one_budget(), option, ": policy ", chosen.label,
         " shares bytes among the heads of all layers; here every layer gets the same");
-    mdkv::expects(chosen.ratios.can_drop(), option, ": policy ", chosen.label, " must be able to drop tokens");
+    mdkv::expects(chosen.options.ratios.can_drop(), option, ": policy ", chosen.label, " must be able to drop tokens");
     mdkv::expects(!chosen.while_reading, option, ": policy ", chosen.label,
         " is compressed while it is read, and its caches do not fold");
     constexpr std::int64_t element = sizeof(T);
-    std::int64_t const heads       = chosen.per_query_head ? shape.query_heads : shape.kv_heads;
-    std::int64_t const token       = heads * (shape.key_dim + shape.value_dim) * element;
-    fold_plan plan{.every = every, .queries = std::min(chosen.fold_queries, every)};
-    std::int64_t const directory = heads * std::int64_t{sizeof(mdkv::head_entry)} + std::int64_t{sizeof(mdkv::index_t)};
+    std::int64_t const token       = shape.kv_heads * (shape.key_dim + shape.value_dim) * element;
+    fold_plan plan{.every = every, .queries = std::min(most_fold_queries, every)};
+    std::int64_t const directory =
+        shape.kv_heads * std::int64_t{sizeof(mdkv::head_entry)} + std::int64_t{sizeof(mdkv::index_t)};
     std::int64_t const beside = every * token + directory + plan.queries * shape.query_heads * shape.key_dim * element;
     std::int64_t const shares = shape.layers + 1;
     std::int64_t const least  = chosen.kept_window(window) * token;

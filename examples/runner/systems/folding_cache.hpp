@@ -38,15 +38,15 @@ public:
     folding_cache(mdkv::cpu::cache<T> finished, std::int64_t group, policy const& chosen, fold_plan const& plan,
         fold_ledger& ledger)
         : packed_cache<T>{std::move(finished), group, plan.every}
-        , ratios_{chosen.ratios}
+        , ratios_{chosen.options.ratios}
         , plan_{plan}
         , ledger_{&ledger}
         , queries_{&ledger.memory}
     {
         options_.limit             = mdkv::budget::bytes(plan.arena);
-        options_.pooling           = chosen.pooling;
-        options_.allocation.charge = chosen.charge;
-        options_.uniform_queries   = static_cast<float>(chosen.even) * static_cast<float>(plan.queries);
+        options_.pooling           = chosen.options.pooling;
+        options_.allocation.charge = chosen.options.charge;
+        options_.uniform_queries   = chosen.options.uniform * static_cast<float>(plan.queries);
         queries_.resize(static_cast<std::size_t>(query_rows() * plan.queries * key_dim()));
     }
 

@@ -48,30 +48,22 @@ inline void expects_scores(char const* caller, head_scores const& scores, double
 
 } // namespace detail
 
-/// Every query head's share, [layers, heads], adding up to 1: scores over their sum, to the power `temperature`, over
-/// their sum.
-/// \throws mdkv::invalid_argument   a score is negative or not finite, all are 0, the temperature is out of range
-[[nodiscard]] inline std::vector<double> head_shares(head_scores const& scores, double temperature = 1)
+/// Every query head's share, [layers, heads], adding up to 1: scores over their sum.
+/// \throws mdkv::invalid_argument   a score is negative or not finite, or all are 0
+[[nodiscard]] inline std::vector<double> head_shares(head_scores const& scores)
 {
     detail::expects_scores("head_shares", scores, 1);
-    mdkv::expects(std::isfinite(temperature) && temperature >= 0, "head_shares: temperature is ", temperature,
-        "; it must be finite and not negative");
     std::vector<double> shares = scores.mean;
-    auto const normalise       = [&](char const* what) {
-        double sum = 0;
-        for (double const share : shares) { sum += share; }
-        mdkv::expects(
-            std::isfinite(sum) && sum > 0, "head_shares: ", what, " add up to ", sum, "; there is nothing to share by");
-        for (double& share : shares) { share /= sum; }
-    };
+    double sum                 = 0;
     for (std::size_t i = 0; i < shares.size(); ++i)
     {
         mdkv::expects(std::isfinite(shares[i]) && shares[i] >= 0, "head_shares: scores.mean[", i, "] is ", shares[i],
             "; it must be finite and not negative");
+        sum += shares[i];
     }
-    normalise("the scores");
-    for (double& share : shares) { share = std::pow(share, temperature); }
-    normalise("the scores to the power of temperature");
+    mdkv::expects(
+        std::isfinite(sum) && sum > 0, "head_shares: the scores add up to ", sum, "; there is nothing to share by");
+    for (double& share : shares) { share /= sum; }
     return shares;
 }
 
@@ -84,7 +76,7 @@ inline void expects_scores(char const* caller, head_scores const& scores, double
 /// \return   [layers, heads] past tokens of every query head
 /// \throws mdkv::invalid_argument   naming the parameter out of range, and what head_shares throws
 [[nodiscard]] inline std::vector<mdkv::index_t> headkv_capacities(
-    head_scores const& scores, std::int64_t kv_size, std::int64_t window, double beta = 1.1, double temperature = 1)
+    head_scores const& scores, std::int64_t kv_size, std::int64_t window, double beta = 1.1)
 {
     detail::expects_scores("headkv_capacities", scores, beta);
     mdkv::expects(window >= 0, "headkv_capacities: window is ", window, "; it must not be negative");
@@ -94,7 +86,7 @@ inline void expects_scores(char const* caller, head_scores const& scores, double
     double const pooled = detail::floor_quotient(past, beta);
     double const pool   = pooled * static_cast<double>(scores.mean.size());
     std::vector<mdkv::index_t> capacities;
-    for (double const share : head_shares(scores, temperature))
+    for (double const share : head_shares(scores))
     {
         double const tokens = share * pool + (past - pooled);
         capacities.push_back(static_cast<mdkv::index_t>(detail::round_half_to_even(tokens)));
@@ -131,7 +123,7 @@ inline void expects_scores(char const* caller, head_scores const& scores, double
 /// \return   [layers, heads / group] adding up to total_bytes, or to all capacities if their sum is less
 /// \throws mdkv::invalid_argument   naming the parameter out of range, and what head_shares throws
 [[nodiscard]] inline std::vector<mdkv::index_t> mixed_head_quotas(head_scores const& scores, std::int64_t group,
-    mdkv::index_t total_bytes, std::span<mdkv::index_t const> capacity_bytes, double beta = 1.1, double temperature = 1)
+    mdkv::index_t total_bytes, std::span<mdkv::index_t const> capacity_bytes, double beta = 1.1)
 {
     detail::expects_scores("mixed_head_quotas", scores, beta);
     mdkv::expects(group >= 1 && scores.heads % group == 0, "mixed_head_quotas: group is ", group,
@@ -142,7 +134,7 @@ inline void expects_scores(char const* caller, head_scores const& scores, double
         " values for ", cached, " cached heads");
     mdkv::expects(total_bytes >= 0, "mixed_head_quotas: total_bytes is ", total_bytes, "; it must not be negative");
 
-    std::vector<double> const shares = head_shares(scores, temperature);
+    std::vector<double> const shares = head_shares(scores);
     std::vector<double> weights(cached, (1 - 1 / beta) / static_cast<double>(cached));
     for (std::size_t q = 0; q < shares.size(); ++q) { weights[q / members] += shares[q] / beta; }
     std::vector<mdkv::index_t> quotas(cached);

@@ -148,7 +148,7 @@ made_cache cache_maker<T>::one_layer(prompt_layer<T> const& layer, mdkv::layer_s
     mdkv::expects(rungs == nullptr || policy_.kind == cache_kind::selected, "policy ", policy_.label,
         ": its tokens have no rungs to show");
     made_cache made;
-    mdkv::ratio_set const kept_or_not = keep_or_drop(policy_.stored);
+    mdkv::ratio_set const kept_or_not = mdkv::evict_ratios;
     std::int64_t const whole          = layer.heads * shape.token_bytes();
     std::int64_t const stored         = layer.heads * kept_or_not.bytes(1, shape.dims, shape.element_bytes);
     mdkv::expects(bytes >= layer.window * whole, "policy ", policy_.label, ": ", bytes, " bytes a layer are ",
@@ -266,7 +266,6 @@ std::vector<std::uint8_t> cache_maker<T>::chosen_tokens(
             return keep_best(scores, std::vector<std::int64_t>(first, first + layer.heads));
         }
         case sharing::uniform:
-        case sharing::losses: // only for mixed caches
             break;
     }
     return keep_best(scores, even);
@@ -277,7 +276,7 @@ std::vector<float> cache_maker<T>::ranked(
     prompt_layer<T> const& layer, mdkv::cpu::executor_ref executor, scratch_memory& scratch) const
 {
     if (policy_.rank == ranking::all_attention) { return h2o_scores(layer, executor, scratch); }
-    return snapkv_scores(layer, {.pooling = policy_.pooling, .mean = true}, executor, scratch);
+    return snapkv_scores(layer, {.pooling = policy_.options.pooling, .mean = true}, executor, scratch);
 }
 
 template <mdkv::element T>

@@ -17,7 +17,6 @@
 #include <mdkv/stages/pack.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -113,13 +112,6 @@ template <mdkv::element T>
     return counted;
 }
 
-/// The ratio set of token selection: rung 0 drops a token, rung 1 keeps all of its coordinates.
-[[nodiscard]] inline mdkv::ratio_set keep_or_drop(mdkv::storage stored = mdkv::storage::plain)
-{
-    std::array const rungs{mdkv::drop, mdkv::full.as(stored)};
-    return mdkv::ratio_set{rungs};
-}
-
 /// Cache of every policy that chooses a rung per token of the prompt and then leaves the cache alone.
 template <mdkv::element T>
 class packed_cache : public layer_cache
@@ -140,7 +132,7 @@ public:
     /// \throws mdkv::invalid_argument   kept has another size, or holds anything else
     packed_cache(mdkv::cpu::executor_ref executor, scratch_memory& scratch, prompt_layer<T> const& layer,
         std::span<std::uint8_t const> kept, std::int64_t tail_tokens = 0)
-        : packed_cache{pack_layer(executor, scratch, layer, keep_or_drop(), {}, kept), layer.group, tail_tokens}
+        : packed_cache{pack_layer(executor, scratch, layer, mdkv::evict_ratios, {}, kept), layer.group, tail_tokens}
     {}
 
     void attend(mdkv::cpu::executor_ref executor, scratch_memory& scratch, float const* query, float const* key,

@@ -34,30 +34,12 @@ static_assert(detail::chunk_tokens == prefill_chunk);
 /// \param question   last queries that count most
 [[nodiscard]] inline mdkv::preset preset_of(policy const& p, std::int64_t window, std::int64_t question)
 {
-    std::int64_t const most = std::max(question, window);
-    mdkv::preset made{.name = "mdkv_run",
-        .ratios             = p.ratios,
-        .pooling            = p.pooling,
-        .charge             = p.charge,
-        .window             = window,
-        .queries            = std::max<std::int64_t>({most, p.queries, 1}),
-        .question           = most,
-        .early_weight       = static_cast<float>(p.early),
-        .uniform            = static_cast<float>(p.even),
-        .stand_ins          = p.one_budget() ? p.stand_ins : 0,
-        .stand_in_part      = p.stand_in_part,
-        .coded_stand_ins    = p.coded_stand_ins,
-        .window_part        = p.window_part};
-    if (p.rows != scoring_rows::window)
-    {
-        float const join = p.joins() ? static_cast<float>(p.join) : 0.0F;
-        made.refitted    = p.refit;
-        made.replayed    = {.norm = p.norm, .chunk = p.chunk, .ahead = p.ahead, .own = p.own, .join = join};
-    }
-    if (p.one_budget())
-    {
-        made.shared = {.depth = static_cast<float>(p.depth), .leverage_power = static_cast<float>(p.odd)};
-    }
+    mdkv::preset made = p.options;
+    made.name         = "mdkv_run";
+    made.window       = window;
+    made.question     = std::max(question, window);
+    made.queries      = std::max<std::int64_t>({made.question, p.more_queries(), 1});
+    if (!p.one_budget()) { made.stand_ins = 0; }
     return made;
 }
 
@@ -82,7 +64,7 @@ public:
     /// \param layers   number of the prompt's layers
     policy_prompt(policy const& chosen, prompt_layer<T> const& layer, std::int64_t layers)
         : label_{chosen.label}
-        , unread_{chosen.rows != scoring_rows::window}
+        , unread_{chosen.replays()}
         , prompt_{host{&state_}, preset_of(chosen, layer.window, layer.question), shape_of(layer, layers)}
     {}
 

@@ -40,7 +40,7 @@ llama_cpp() {
         cp "$archive" "$there/archive.tar.gz"
         cp "$MDKV_MODEL" "$there/model.gguf"
         cp "$MDKV_TEXT" "$there/text.txt"
-        cp "$tests/apps/llama_cpp"/{plugin_file,server_load}.py "$there"
+        cp "$tests/llama_cpp"/{plugin_file,server_load}.py "$there"
         try "$name: apt-get install" inside "$folder/$1" "" apt-get install -y -qq --no-install-recommends llama.cpp
         # ggml's code for AMX ends in SIGILL where a virtual machine announces AMX and does not serve it.
         rm -f "$folder/$1"/usr/lib/*/ggml/backends*/libggml-cpu-sapphirerapids.so

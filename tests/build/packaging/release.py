@@ -21,12 +21,7 @@ def versions(root):
     said = header_version(root)
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     asked = re.findall(r"find_package\(mdkv (\d+\.\d+) ", (root / "README.md").read_text(encoding="utf-8"))
-    newest = re.search(r"^## \[(\d[^\]]*)\]", changelog, re.M)[1]
-    if "\n## [Unreleased]" in changelog:
-        number = lambda version: tuple(map(int, version.split(".")))
-        yield f"{said} is newer than CHANGELOG.md's {newest}, after which changes are unreleased", number(said) > number(newest), True
-    else:
-        yield "CHANGELOG.md's newest version", newest, said
+    yield "CHANGELOG.md's newest version", re.search(r"^## \[(\d[^\]]*)\]", changelog, re.M)[1], said
     yield "the version of the README's find_package", asked, [said.rpartition(".")[0]]
     python = root / "examples/python"
     types_of_module = (python / "src/mdkv/_module.pyi").read_text(encoding="utf-8")
@@ -39,9 +34,8 @@ def versions(root):
 def changelog(root):
     text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     heads = re.findall(r"^## (.*)$", text, re.M)
-    heads = heads[1:] if heads[0] == "[Unreleased]" else heads
-    entries = [re.fullmatch(r"\[(\d+)\.(\d+)\.(\d+)\] - (\d{4}-\d{2}-\d{2})", head) for head in heads]
-    yield "headings that are not [MAJOR.MINOR.PATCH] - DATE", [head for head, entry in zip(heads, entries) if not entry], []
+    entries = [re.fullmatch(r"\[(\d+)\.(\d+)\.(\d+)\] - (\d{4}-\d{2}-\d{2}|unreleased)", head) for head in heads]
+    yield "headings that are not [VERSION] - DATE or - unreleased", [one for one, entry in zip(heads, entries) if not entry], []
     numbers = [tuple(map(int, entry.groups()[:3])) for entry in entries if entry]
     dates = [entry[4] for entry in entries if entry]
     yield "the order of versions", numbers, sorted(set(numbers), reverse=True)
@@ -62,11 +56,22 @@ def citation(root):
     yield "the README's links to CITATION.cff", readme.count("](CITATION.cff)"), 1
 
 
+def text_of(page):
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def anchors(page):
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text_of(page)), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def links(root):
-    for page in ("CHANGELOG.md", "SECURITY.md", "docs/packaging.md"):
-        path = root / page
-        found = re.findall(r"\]\(([^):#]+)\)", path.read_text(encoding="utf-8"))
-        yield f"broken links of {page}", [link for link in found if not (path.parent / link).exists()], []
+    pages = [page for folder in ("docs", "examples", "tests", "bench") for page in (root / folder).rglob("*.md")]
+    for page in [*root.glob("*.md"), *pages]:
+        found = re.findall(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)", text_of(page))
+        targets = [(page.parent / file if file else page, anchor) for file, anchor in found]
+        yield f"broken links of {page.relative_to(root)}", [f"{file}#{anchor}" for file, anchor in targets if not file.exists()
+                                                           or anchor and file.suffix == ".md" and anchor not in anchors(file)], []
 
 
 def main():

@@ -2,7 +2,7 @@
 """llama-server with the backend of examples/llama_cpp under load: several clients at once, prompts reused, second turns,
 requests cancelled, slots saved, erased and restored. Every answer is checked.
 
-  python3 tests/apps/llama_cpp/server_load.py --server llama-server --plugin libggml-mdkv.so --model M.gguf --text PROSE.txt \\
+  python3 tests/llama_cpp/server_load.py --server llama-server --plugin libggml-mdkv.so --model M.gguf --text PROSE.txt \\
       [--slots 4,1] [--clients 4] [--minutes 1] [--budget 100%,25%] [-- more arguments of llama-server]
 
 At first a server without the backend answers each prompt of the pool by itself, with the log-probabilities of its likeliest

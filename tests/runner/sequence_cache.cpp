@@ -199,37 +199,30 @@ TEST_CASE("every policy stays within its bytes, but for the two whose authors ro
     score_file const scores{model.shape()};
     for (std::string const& name : every_policy())
     {
-        bool const replays = runner::find_policy(name).rows != runner::scoring_rows::window; // refuse heads=query
-        for (std::string const heads : {"kv", "query"})
+        for (std::int64_t const size : {30, 40, 80})
         {
-            for (std::int64_t const size : {30, 40, 80})
+            CAPTURE(name);
+            CAPTURE(size);
+            runner::policy const chosen = scores.policy(name);
+            runner::sequence_cache<mdkv::half> cache{model, chosen, mdkv::budget::kv_size(size), window, 16};
+            auto const logits = continue_compressed(model, tokens, 120, cache);
+            CHECK(std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }));
+            std::int64_t limit = 0;
+            std::int64_t used  = 0;
+            for (mdkv::compress_report const& report : cache.reports())
             {
-                if (replays && heads == "query") { continue; }
-                CAPTURE(name);
-                CAPTURE(heads);
-                CAPTURE(size);
-                runner::policy const chosen = scores.policy(name + "[heads=" + heads + "]");
-                runner::sequence_cache<mdkv::half> cache{model, chosen, mdkv::budget::kv_size(size), window, 16};
-                auto const logits = continue_compressed(model, tokens, 120, cache);
-                CHECK(std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }));
-                std::int64_t limit = 0;
-                std::int64_t used  = 0;
-                for (mdkv::compress_report const& report : cache.reports())
-                {
-                    limit += report.budget_bytes;
-                    used += report.resident_bytes;
-                }
-                if (chosen.whole()) { CHECK(used >= cache.full_bytes()); }
-                else if (chosen.share == runner::sharing::pyramid || name == "headkv")
-                {
-                    // A step rounded down, or every head's capacity rounded: less than a token a head.
-                    std::int64_t const tokens_over = model.shape().layers * model.shape().query_heads;
-                    CHECK(used <= limit + tokens_over * 24 * 2);
-                }
-                else { CHECK(used <= limit); }
-                // What is used is most of what may be, but for low ranks and projections that were not worth it.
-                if (!chosen.whole() && chosen.kind != runner::cache_kind::low_rank) { CHECK(used > limit * 6 / 10); }
+                limit += report.budget_bytes;
+                used += report.resident_bytes;
             }
+            if (chosen.whole()) { CHECK(used >= cache.full_bytes()); }
+            else if (chosen.share == runner::sharing::pyramid || name == "headkv")
+            {
+                // A step rounded down, or every head's capacity rounded: less than a token a head.
+                CHECK(used <= limit + model.shape().layers * model.shape().query_heads * 24 * 2);
+            }
+            else { CHECK(used <= limit); }
+            // Most of the limit is used, but for low ranks and projections that were not worth it.
+            if (!chosen.whole() && chosen.kind != runner::cache_kind::low_rank) { CHECK(used > limit * 6 / 10); }
         }
     }
 }
@@ -243,26 +236,30 @@ TEST_CASE("policies that replay stay within their bytes, choose other tokens, an
         CAPTURE(name);
         runner::sequence_cache<mdkv::half> cache{
             model, runner::parse_policy(name), mdkv::budget::kv_size(30), window, 16};
-        auto const found = continue_compressed(model, tokens, 120, cache);
-        for (auto const& report : cache.reports()) { CHECK(report.resident_bytes <= report.budget_bytes); }
+        auto const found  = continue_compressed(model, tokens, 120, cache);
+        std::int64_t used = 0, limit = 0; // of all layers, which may share a budget
+        for (auto const& report : cache.reports())
+        {
+            used += report.resident_bytes;
+            limit += report.budget_bytes;
+        }
+        CHECK(used <= limit);
         return found;
     };
-    auto const window_only = logits("by_window");
-    CHECK(logits("by_window[rows=window]") == window_only);
-    CHECK(logits("by_window[rows=replay]") != window_only);
-    auto const both = logits("by_window[rows=both]");
-    CHECK(both != window_only);
-    CHECK(logits("by_window[rows=both+join=0.1]") != both);
-    CHECK(logits("by_window[rows=both+over=sum]") != both);
-    CHECK(logits("by_window[rows=both+chunk=16]") != both);
-    CHECK(logits("by_window[rows=both+own=yes]") != both);
+    auto const best = logits("best[budget=layer]");
+    for (char const* const other : {"by_window", "best", "best[budget=layer+join=0.1]", "best[budget=layer+chunk=16]",
+             "best[budget=layer+join=0]", "best[budget=layer+ahead=7]"})
+    {
+        CHECK(logits(other) != best);
+    }
+    CHECK(logits("best[budget=layer+stand_ins=9]") == best); // stand-ins are for one budget
 
     runner::sequence_cache<mdkv::half> blind{
-        model, runner::parse_policy("by_window[rows=replay]"), mdkv::budget::kv_size(30), window, 16};
+        model, runner::parse_policy("any_question[budget=layer]"), mdkv::budget::kv_size(30), window, 16};
     runner::scratch_memory scratch;
     auto const load = [&](runner::layer_kv<mdkv::half> const& kv) { blind.compress_layer(kv, {}, scratch); };
     CHECK_THROWS_WITH_AS(static_cast<void>(continue_with<mdkv::half>(model, tokens, 120, load, [](auto, auto...) {})),
-        "policy by_window[rows=replay]: nothing has been replayed for it", mdkv::invalid_argument);
+        "policy any_question[budget=layer]: nothing has been replayed for it", mdkv::invalid_argument);
 }
 
 TEST_CASE("one budget for all layers gives them what their tokens are worth, and stays within the bytes of all")
@@ -310,27 +307,12 @@ TEST_CASE("one budget for all layers gives them what their tokens are worth, and
         CHECK(counted == std::ssize(found.rungs));
         return found;
     };
-    for (char const* const name :
-        {"evict[budget=model]", "by_window[budget=model]", "by_window[rows=both+budget=model+depth=1]"})
+    for (char const* const name : {"evict[budget=model]", "by_window[budget=model]", "best[window_part=0]"})
     {
         auto const found = with(name, 30);
         CHECK((found.bytes[0] != found.bytes[1] || found.bytes[1] != found.bytes[2]));
     }
-    // The later layers count the more, the more of the bytes are theirs.
-    auto const even = with("by_window[budget=model]", 30);
-    auto const late = with("by_window[budget=model+depth=6]", 30);
-    CHECK(late.bytes[2] > even.bytes[2]);
-    CHECK(late.bytes[0] < even.bytes[0]);
-    CHECK(late.rungs != even.rungs);
-    // Tokens with odd neighbours count more in all layers.
-    auto const odd = with("by_window[budget=model+odd=100]", 30);
-    CHECK(odd.rungs != even.rungs);
-    CHECK(with("by_window[budget=model+odd=0]", 30).rungs == even.rungs);
-    // Stand-ins are made by the window's queries where no more are kept.
-    auto const named = "evict[budget=model+stand_ins=1+queries=" + std::to_string(window) + "]";
-    auto const stood = with(named.c_str(), 30);
-    CHECK(with("evict[budget=model+stand_ins=1]", 30).logits == stood.logits);
-    CHECK(with("evict[budget=model]", 30).logits != stood.logits);
+    CHECK(with("best[window_part=0+stand_ins=0]", 15).logits != with("best[window_part=0+stand_in_part=2]", 15).logits);
     // A budget that holds everything leaves nothing to choose.
     CHECK(with("by_window[budget=model]", 120).logits == with("by_window", 120).logits);
 
@@ -343,42 +325,6 @@ TEST_CASE("one budget for all layers gives them what their tokens are worth, and
         "--fold-every: policy by_window[budget=model] shares bytes among the heads of all layers; here every layer "
         "gets the same",
         mdkv::invalid_argument);
-}
-
-TEST_CASE("a ranking that stores codes keeps more tokens in the same bytes")
-{
-    support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 16}};
-    auto const model  = runner::language_model::load(llama.writer().file());
-    auto const tokens = text(130, model.shape().vocabulary);
-    auto const kept   = [&](char const* name) {
-        runner::sequence_cache<mdkv::half> cache{
-            model, runner::parse_policy(name), mdkv::budget::kv_size(40), window, 16};
-        static_cast<void>(continue_compressed(model, tokens, 120, cache));
-        CHECK(cache.resident_bytes() <= 2 * model.shape().kv_heads * 40 * 24 * 2);
-        return cache.reports()[0].chosen.tokens[1];
-    };
-    // 24 coordinates are 48 bytes as halves, and 12 and two groups' 8 as codes: beyond the window, and the channels (two numbers
-    // of each key coordinate, one of each value coordinate), 48 / 20 times as many.
-    std::int64_t const plain = model.shape().kv_heads * (40 - window);
-    CHECK(kept("snapkv") == plain);
-    CHECK(kept("snapkv[storage=int4]") == model.shape().kv_heads * (((40 - window) * 48 - (2 * 8 + 16) * 2) / 20));
-}
-
-TEST_CASE("heads cached per query head repeat the KV heads: with room for all of them nothing is lost")
-{
-    support::synthetic_llama const llama{{.layers = 2, .key_dim = 8, .value_dim = 8}};
-    auto const model  = runner::language_model::load(llama.writer().file());
-    auto const group  = model.shape().query_heads / model.shape().kv_heads;
-    auto const tokens = text(60, model.shape().vocabulary);
-    REQUIRE(group > 1);
-    runner::sequence_cache<float> whole{model, runner::find_policy("full"), mdkv::budget::kv_size(1), window, 16};
-    runner::sequence_cache<float> repeated{
-        model, runner::parse_policy("snapkv[heads=query]"), mdkv::budget::kv_size(50 * group), window, 16};
-    auto const a = continue_compressed(model, tokens, 50, whole);
-    auto const b = continue_compressed(model, tokens, 50, repeated);
-    CHECK(repeated.resident_bytes() == group * whole.resident_bytes());
-    REQUIRE(a.size() == b.size());
-    for (std::size_t i = 0; i < a.size(); ++i) { CHECK(a[i] == doctest::Approx(b[i]).epsilon(1e-4)); }
 }
 
 TEST_CASE("what cannot be made is refused by name")

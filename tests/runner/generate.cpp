@@ -1,9 +1,11 @@
 /// \file generate.cpp: the files that mdkv_run generate and its neighbours are given
 #include "runner/generate.hpp"
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <sys/stat.h>
@@ -14,6 +16,7 @@
 
 #include "runner/file_bytes.hpp"
 #include "runner/file_error.hpp"
+#include "runner/greedy.hpp"
 #include "runner/session.hpp"
 #include "support/byte_vocabulary.hpp"
 #include "support/message.hpp"
@@ -84,4 +87,13 @@ TEST_CASE("a prompt without a token to begin with is refused by its file")
     runner::generate_options options;
     options.prompt_path = empty;
     CHECK(runner::detail::prompt_tokens(with_bos, options) == std::vector<std::int32_t>{with_bos.bos().value()});
+}
+
+TEST_CASE("greedy takes the largest logit, the first of equal ones, and never a NaN")
+{
+    CHECK(runner::greedy_token(std::vector<float>{1, 3, 2, 3}) == 1);
+    CHECK(runner::greedy_token(std::vector<float>{-5}) == 0);
+    CHECK(runner::greedy_token(std::vector<float>{NAN, -1, NAN, 2}) == 3);
+    CHECK_THROWS_AS((void)runner::greedy_token({}), std::invalid_argument);
+    CHECK_THROWS_AS((void)runner::greedy_token(std::vector<float>{NAN, NAN}), std::invalid_argument);
 }

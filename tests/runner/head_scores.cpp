@@ -129,7 +129,7 @@ TEST_CASE("HeadKV's capacities of the published scores are those its authors' ar
         CAPTURE(want.file);
         CAPTURE(want.kv_size);
         CAPTURE(want.window);
-        auto const got = runner::headkv_capacities(published(want.file), want.kv_size, want.window, 1.1, 1);
+        auto const got = runner::headkv_capacities(published(want.file), want.kv_size, want.window);
         REQUIRE(got.size() == 1024);
         CHECK(total(got) == want.total);
         CHECK(*std::min_element(got.begin(), got.end()) == want.least);
@@ -156,12 +156,10 @@ TEST_CASE("the sure part is what Python's // leaves of the budget, not what the 
     CHECK(runner::headkv_capacities(one_takes_all, 128, 8, 200) == capacities{120, 120});
 }
 
-TEST_CASE("a temperature sharpens or flattens the shares; halves are rounded to even")
+TEST_CASE("shares are scores over their sum; halves are rounded to even")
 {
     runner::head_scores const scores{1, 2, {1, 3}, {1, 1}};
-    CHECK(runner::head_shares(scores, 1) == std::vector<double>{0.25, 0.75});
-    CHECK(runner::head_shares(scores, 0) == std::vector<double>{0.5, 0.5});
-    CHECK(runner::head_shares(scores, 2)[1] == doctest::Approx(0.9));
+    CHECK(runner::head_shares(scores) == std::vector<double>{0.25, 0.75});
     // beta 1 and 5 tokens: 10 of them shared, 2.5 and 7.5; 7 tokens: 3.5 and 10.5
     CHECK(runner::headkv_capacities(scores, 5, 0, 1) == capacities{2, 8});
     CHECK(runner::headkv_capacities(scores, 7, 0, 1) == capacities{4, 10});
@@ -255,7 +253,6 @@ TEST_CASE("a parameter out of range is named with its value")
     says(message([&] { return runner::headkv_capacities(scores, 8, 8); }), "kv_size is 8");
     says(message([&] { return runner::headkv_capacities(scores, 8, -1); }), "window is -1");
     says(message([&] { return runner::headkv_capacities(scores, 128, 8, 0.5); }), "beta is 0.5");
-    says(message([&] { return runner::headkv_capacities(scores, 128, 8, 1.1, -1); }), "temperature is -1");
     says(message([&] { return runner::head_shares({1, 2, {0, 0}, {}}); }), "add up to 0");
     says(message([&] { return runner::head_shares({1, 2, {1, -1}, {}}); }), "scores.mean[1] is -1");
     says(message([&] { return runner::head_shares({1, 2, {1}, {}}); }), "scores has 1 values");
@@ -287,23 +284,24 @@ TEST_CASE("a bad file is refused with the key at fault")
     {
         says(refusal("{\"" + std::string{key} + "\": [1]}"), "\"" + std::string{key} + "\" is no head");
     }
-    says(refusal(R"({"0-0": [], "0-1": [1]})"), R"(key "0-0" has an empty list)");
-    says(refusal(R"({"0-0": [1, -0.5], "0-1": [1]})"), R"(key "0-0" has the negative value -0.5)");
-    says(refusal(R"({"0-0": [1], "0-1": [1e999]})"), R"(not finite, under key "0-1")");
+    for (char const* const list : {"[]", "2", "{}", "null", "\"2\""})
+    {
+        says(refusal(R"({"0-0": [1], "0-1": )" + std::string{list} + "}"), R"(key "0-1" has no list of numbers)");
+    }
+    for (char const* const value : {"-0.5", "\"2\"", "true", "null"})
+    {
+        says(refusal(R"({"0-1": [1], "0-0": [1, )" + std::string{value} + "]}"),
+            R"(key "0-0" has in its list no number of at least 0)");
+    }
     says(refusal(R"({"0-0": [1e308, 1e308], "0-1": [1]})"), R"(key "0-0" has values whose sum is not finite)");
-    says(refusal(R"({"0-0": [NaN], "0-1": [1]})"), R"(no JSON that could be read, after key "0-0" at byte 10)");
-    says(refusal(R"({"0-0": [1], "0-1": 2})"), R"(key "0-1" has a number, not a list)");
-    says(refusal(R"({"0-0": [1], "0-1": {}})"), R"(key "0-1" has an object)");
-    says(refusal(R"({"0-0": [1, [2]], "0-1": [1]})"), R"(key "0-0" has in its list a list, not a number)");
-    says(refusal(R"({"0-0": [1, "2"], "0-1": [1]})"), R"(key "0-0" has in its list "2", not a number)");
-    says(refusal(R"({"0-0": [true], "0-1": [1]})"), R"(key "0-0" has in its list true)");
-    says(refusal(R"({"0-0": null, "0-1": [1]})"), R"(key "0-0" has null, not a list)");
-    says(refusal(R"([1, 2])"), "is a list, not an object");
-    says(refusal("3"), "is a number, not an object");
-    says(refusal(""), "no JSON");
-    says(refusal(R"({"0-0": [1], "0-1": [2])"), R"(no JSON that could be read, after key "0-1")");
-    says(refusal(R"({"0-0": [1], "0-1": [2]} {})"), "no JSON");
-    says(refusal(std::string(100000, '[')), "is a list, not an object");
+    for (char const* const text : {"", R"({"0-0": [NaN], "0-1": [1]})", R"({"0-0": [1], "0-1": [1e999]})",
+             R"({"0-0": [1], "0-1": [2])", R"({"0-0": [1], "0-1": [2]} {})"})
+    {
+        says(refusal(text), "is no JSON that could be read");
+    }
+    for (char const* const text : {"[1, 2]", "3"}) { says(refusal(text), "is no object of lists"); }
+    says(refusal(R"({"0-0": [1, [2]], "0-1": [1]})"), "has lists in its lists");
+    says(refusal(std::string(100000, '[')), "has lists in its lists");
     CHECK_THROWS_WITH_AS(static_cast<void>(runner::read_head_scores("/nowhere/scores.json", 1, 2)),
         doctest::Contains("/nowhere/scores.json: cannot be opened: "), runner::file_error);
     CHECK_THROWS_AS(static_cast<void>(runner::read_head_scores("scores.json", 0, 2)), mdkv::invalid_argument);

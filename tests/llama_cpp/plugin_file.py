@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The archive of cmake/packaging/plugin.sh in programs of a llama.cpp that loads its backends (GGML_BACKEND_DL=ON).
 
-  python3 tests/apps/llama_cpp/plugin_file.py --archive libggml-mdkv-VERSION-linux-x86_64.tar.gz --programs FOLDER --model M.gguf \\
+  python3 tests/llama_cpp/plugin_file.py --archive libggml-mdkv-VERSION-linux-x86_64.tar.gz --programs FOLDER --model M.gguf \\
       --text PROSE.txt
 
 GGML_BACKEND_PATH alone brings the backend. llama-server gets the flags with which Ollama starts it: eight requests at once on

@@ -19,7 +19,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runner/gguf.hpp"
-#include "runner/sampler.hpp"
+#include "runner/greedy.hpp"
 #include "support/compare.hpp"
 #include "support/full_cache.hpp"
 #include "support/gguf_writer.hpp"

@@ -74,10 +74,9 @@ TEST_CASE("a long generation's cache never takes more than it may, by the count 
     auto const model  = small_model();
     auto const tokens = support::random_tokens(400, model.shape().vocabulary, 1);
     // From prompts that are compressed, stored whole, shorter than the window, and in every storage.
-    for (auto const& [policy, context, bytes] :
-        {std::tuple{"by_window", 150, 40000}, std::tuple{"by_window", 20, 40000},
-            std::tuple{"by_window[ratios=0,1/4:int8,1:int8,1]", 150, 40000}, std::tuple{"paper", 5, 60000},
-            std::tuple{"paper[charge=always]", 150, 60000}, std::tuple{"evict[heads=query]", 40, 120000}})
+    for (auto const& [policy, context, bytes] : {std::tuple{"by_window", 150, 40000},
+             std::tuple{"by_window", 20, 40000}, std::tuple{"by_window[ratios=0,1/4:int8,1:int8,1]", 150, 40000},
+             std::tuple{"paper", 5, 60000}, std::tuple{"paper_literal", 150, 60000}, std::tuple{"evict", 40, 60000}})
     {
         CAPTURE(policy);
         CAPTURE(context);
@@ -90,11 +89,12 @@ TEST_CASE("a long generation's cache never takes more than it may, by the count 
         CHECK(ledger.memory.most_bytes() > bytes * 3 / 4);
         CHECK(ledger.folds == model.shape().layers * ((400 - context - 1) / every));
         CHECK(cache.resident_bytes() < ledger.memory.bytes()); // which holds tails and queries too
-        std::int64_t const heads = cache.chosen().per_query_head ? model.shape().query_heads : model.shape().kv_heads;
-        std::int64_t const tail  = 400 - context - ledger.folds / model.shape().layers * every;
-        std::int64_t counted     = 0; // those that folds dropped as well
+        std::int64_t const tail = 400 - context - ledger.folds / model.shape().layers * every;
+        std::int64_t counted    = 0; // those that folds dropped as well
         for (std::int64_t const tokens_at : cache.tokens_by_rung()) { counted += tokens_at; }
-        CHECK(counted == model.shape().layers * heads * (400 - tail - std::min<std::int64_t>(window, context)));
+        CHECK(
+            counted
+            == model.shape().layers * model.shape().kv_heads * (400 - tail - std::min<std::int64_t>(window, context)));
     }
 }
 
@@ -142,18 +142,4 @@ TEST_CASE("memory that cannot be kept to is refused by name, and the least that 
     decoded(model, support::random_tokens(60, model.shape().vocabulary, 3), 30, cache);
     CHECK(cache.folds()->memory.most_bytes() <= least);
     CHECK(cache.folds()->folds == 3 * 2);
-}
-
-TEST_CASE("queries to fold by take memory from the tokens, and are never more than the tokens that are folded")
-{
-    auto const model = small_model();
-    auto const plan  = [&](char const* policy) {
-        return runner::share_memory<mdkv::half>(
-            100000, every, window, runner::parse_policy(policy), model.shape(), "--fold-every");
-    };
-    auto const few  = plan("by_window[fold_queries=2]");
-    auto const more = plan("by_window[fold_queries=5]");
-    CHECK(few.queries == 2);
-    CHECK(few.arena - more.arena == 3 * model.shape().query_heads * model.shape().key_dim * 2);
-    CHECK(plan("by_window[fold_queries=500]").queries == every);
 }
