@@ -7,10 +7,12 @@
 #include "support/operands.hpp"
 #include "support/packed.hpp"
 #include "support/random.hpp"
+#include "support/strange_environment.hpp"
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cfenv>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -534,6 +536,26 @@ TEST_CASE("every stage takes operands of any strides, with NaN between rows, at 
         });
     }
 }
+
+#if defined(MDKV_TEST_ENVIRONMENTS)
+TEST_CASE("every stage gives the same bits in any floating-point environment, on any thread, and raises no exception")
+{
+    for_each_stage([&](stage const& one) {
+        outcome const expected = made(one, place(one, small));
+        for (std::uint64_t const bits : {control::flush, control::up, control::down, control::trapped})
+        {
+            CAPTURE(bits);
+            arguments const serial = place(one, small), shared = place(one, small);
+            strange_environment const strange{bits};
+            cpu::thread_pool pool{2}; // its thread has the environment of the one that starts it
+            std::feclearexcept(FE_ALL_EXCEPT);
+            CHECK(made(one, serial) == expected);
+            CHECK(made(one, shared, pool) == expected);
+            CHECK(std::fetestexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW) == 0);
+        }
+    });
+}
+#endif
 
 TEST_CASE("a dry run of every stage needs no memory; one byte less than it counts is refused by both sizes, and no "
           "workspace by name")
