@@ -2,7 +2,7 @@
 #
 #   cmake -B build/aarch64 -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DMDKV_ARCH=armv8-a -DMDKV_AARCH64_PACKAGES=FOLDER
 #
-# FOLDER holds what was unpacked from arm64 packages of libraries that tests link (setup_aarch64 in examples/setup.sh).
+# FOLDER holds what was unpacked from arm64 packages of libraries that tests link (setup_aarch64 in cmake/setup/tools.sh).
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++ CACHE STRING "")

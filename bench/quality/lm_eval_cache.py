@@ -3,17 +3,16 @@
     python bench/quality/lm_eval_cache.py --model MODEL.gguf --tokens 1024 --limit 20 --tasks niah_single_1,ruler_vt \\
         --caches full,best@0.25,any_question@0.125,hqq4,press:SnapKV@0.25 --json FILE
 
-A cache is `full`, PRESET@SHARE of mdkv, BACKEND and BITS of transformers' QuantizedCache (hqq or quanto, by the axes that its
-documentation advises), or a press of kvpress by its name, with options that differ from its own, and the share that it keeps:
-press:SnapKV@0.25, press:SnapKV[window_size=32]@0.25 (of two: [a=1+b=2]), press:AdaKV, PyramidKV, CriticalKV, KeyDiff, TOVA, ExpectedAttention, Random, StreamingLLM, Knorm and others that score tokens. ThinK's share is that of
-the channels of keys. AdaKV hides keys and frees nothing. The model computes in float32;
-shares are those of a cache of 16 bits a number, which mdkv's and quantised ones get. Each sample is answered twice: with its
-question in the prompt, and asked after the text was compressed. Scores are lm-eval's own. JSON has all scores, held bytes and
-answers; answers that it has already are not made again. A prompt that is too long for the model loses its middle, as LongBench
-has it. RULER's tasks in essays take a text of yours (--essay), its questions of SQuAD and HotpotQA files (--squad dev-v2.0.json,
---hotpot hotpot_dev_distractor_v1.json); without them lm-eval fetches its own. LongBench (--tasks longbench_...) and other tasks
-need their data sets at hand, which lm-eval fetches. Needs lm-eval with wonderwords and nltk, mdkv, and for presses kvpress with
-the transformers that it asks for.
+A cache is `full`, PRESET@SHARE of mdkv, BACKEND and BITS of transformers' QuantizedCache (hqq or quanto, by the axes that it
+advises), or a press of kvpress by its name, with options that differ from its own, and the share that it keeps:
+press:SnapKV@0.25, press:SnapKV[window_size=32]@0.25 (of two: [a=1+b=2]), press:AdaKV, PyramidKV, CriticalKV, KeyDiff, TOVA,
+ExpectedAttention, Random, StreamingLLM, Knorm and others. ThinK's share is that of the channels of keys. AdaKV hides keys and
+frees nothing. The model computes in float32; shares are those of a cache of 16 bits a number, which mdkv's and quantised ones
+get. Each sample is answered twice: with its question in the prompt, and asked later. JSON has all scores, held bytes and answers;
+those it has are not made again. A prompt that is too long for the model loses its middle. RULER's tasks in essays take a text of
+yours (--essay), its questions of SQuAD and HotpotQA files (--squad dev-v2.0.json, --hotpot hotpot_dev_distractor_v1.json);
+without them lm-eval fetches its own. LongBench (--tasks longbench_...) and other tasks need their data sets at hand, which
+lm-eval fetches. Needs lm-eval with wonderwords and nltk, mdkv, and for presses kvpress with its transformers.
 """
 import argparse
 import contextlib
@@ -130,11 +129,10 @@ def press_of(name, share):
 
     name, _, given = name.rstrip("]").partition("[")
     options = {key: json.loads(value) for key, value in (one.split("=") for one in given.split("+") if one)}
-    scored = lambda: kvpress.SnapKVPress(1 - share, **options)
-    special = {"AdaKV": lambda: kvpress.AdaKVPress(scored()), "CriticalKV": lambda: kvpress.CriticalKVPress(scored()),
-               "CriticalAdaKV": lambda: kvpress.CriticalAdaKVPress(scored()),
-               "ThinK": lambda: kvpress.ThinKPress(key_channel_compression_ratio=1 - share)}
-    return special.get(name, lambda: getattr(kvpress, f"{name}Press")(1 - share, **options))()
+    if name in ("AdaKV", "CriticalKV", "CriticalAdaKV"):
+        return getattr(kvpress, f"{name}Press")(kvpress.SnapKVPress(1 - share, **options))
+    kept = {"key_channel_compression_ratio" if name == "ThinK" else "compression_ratio": 1 - share}
+    return getattr(kvpress, f"{name}Press")(**kept, **options)
 
 
 def use_files(essay, squad, hotpot):

@@ -29,7 +29,7 @@ namespace
 using capacities = std::vector<mdkv::index_t>;
 using support::says;
 
-/// What HeadKV publishes, reduced to means (tests/tools/record_head_scores.py).
+/// HeadKV's published scores, reduced to means (tests/tools/record_head_scores.py of commit 1ab9da28).
 runner::head_scores published(std::string const& name)
 {
     std::ifstream file{std::string{MDKV_TEST_DATA_DIR} + "/head_scores_means.json"};
