@@ -434,14 +434,15 @@ std::span<std::byte> ample()
     return memory.span();
 }
 
-/// Two workers, and the number of loops that they were asked for.
+/// Two workers, the number of loops that they were asked for, and that of the loop in which they throw.
 struct counting_executor
 {
-    int loops = 0;
+    int loops  = 0;
+    int thrown = -1;
     int threads() const { return 2; }
     void parallel_for(index_t count, cpu::executor_ref::task_function task, void* context)
     {
-        ++loops;
+        if (loops++ == thrown) { throw std::runtime_error{"no more threads"}; }
         for (index_t i = 0; i < count; ++i) { task(context, i); }
     }
 };
@@ -710,23 +711,13 @@ TEST_CASE("every stage refuses an extent that is one more or less than the other
 TEST_CASE(
     "an executor's exception passes through every stage, and the next call in the same workspace has the same bits")
 {
-    struct refusing
-    {
-        int calls_left;
-        int threads() const { return 2; }
-        void parallel_for(index_t count, cpu::executor_ref::task_function task, void* context)
-        {
-            if (calls_left-- == 0) { throw std::runtime_error{"no more threads"}; }
-            for (index_t i = 0; i < count; ++i) { task(context, i); }
-        }
-    };
     int passed = 0;
     for_each_stage([&](stage const& one) {
         outcome const whole = made(one, place(one, small));
         workspace scratch{ample()};
         for (int k = 0, refused = 1; refused == 1; ++k)
         {
-            refusing executor{k};
+            counting_executor executor{.thrown = k};
             arguments const x      = place(one, small);
             std::string const text = error_text<std::runtime_error>([&] { one.call(host{&scratch, executor}, x); });
             refused                = text == nothing ? 0 : 1;
