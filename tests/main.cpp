@@ -20,8 +20,6 @@ int main(int argc, char** argv)
         }
     }
     std::string const seed = std::to_string(support::seed());
-    // The property tests draw from the same seed, unless they are told otherwise.
-    setenv("RC_PARAMS", ("seed=" + seed).c_str(), 0);
     std::printf("random inputs: MDKV_TEST_SEED=%s\n", seed.c_str());
     std::fflush(stdout);
     return doctest::Context{argc, argv}.run();

@@ -101,7 +101,7 @@ setup_aarch64() {
     for program in aarch64-linux-gnu-g++ qemu-aarch64 apt-get; do
         command -v "$program" >/dev/null || die 2 "there is no $program"
     done
-    if [[ -f $mdkv_aarch64/usr/lib/aarch64-linux-gnu/librapidcheck.a && -f $mdkv_aarch64/usr/lib/aarch64-linux-gnu/libpcre2-8.a ]]; then
+    if [[ -f $mdkv_aarch64/usr/lib/aarch64-linux-gnu/libpcre2-8.a ]]; then
         say "arm64 libraries: $mdkv_aarch64 (cached)"
         return
     fi

@@ -55,6 +55,13 @@ compress_report compress(B const& on, prompt_rows<B, T, U> const& rows, preset c
     expects(!chosen.replayed || rows.queries.extent(1) == tokens,
         "compress: queries [H*G, Q, D] has Q = ", rows.queries.extent(1), "; preset \"", chosen.name,
         "\" replays the queries of all ", tokens, " tokens");
+    index_t const count = rows.queries.extent(1);
+    detail::checks{of_layer, "compress"} // before the prompt's state takes memory of the workspace
+        .rows("queries", rows.queries, {query_heads, count, rows.keys.extent(2)}, "H*G,Q,D")
+        .rows("keys", rows.keys, {heads, tokens, rows.keys.extent(2)}, "H,N,D")
+        .rows("values", rows.values, {heads, tokens, rows.values.extent(2)}, "H,N,Dv")
+        .in("lse", rows.lse, {{query_heads, count}}, "H*G,Q")
+        .in("lse_elsewhere", rows.lse_elsewhere, {{query_heads, count}}, "H*G,Q");
     prompt_shape<B> const shape{.layers = 1,
         .heads                          = heads,
         .group                          = heads == 0 ? 1 : query_heads / heads,

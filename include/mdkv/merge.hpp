@@ -75,8 +75,7 @@ struct merge_rows
 /// \param[out] lse       [rows]      may be lse_a itself. Two empty sides give zeros and -infinity
 /// \cost   reads and writes every row once; no scratch
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads; an empty side leaves the other's bits
-///         unchanged
+/// \order  bitwise reproducible for equal inputs, for any number of threads; an empty side leaves the other's bits unchanged
 /// \throws invalid_argument   a shape disagrees, an output overlaps anything but its own input (nothing was changed)
 /// \see    tests/unit/merge.cpp
 template <backend B, element U>

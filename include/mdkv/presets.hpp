@@ -183,8 +183,7 @@ inline constexpr preset best{.name = "best",
     .refitted                      = refit_part{}};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
-/// of the text count more. It keeps passages that the last queries do not ask about; text that goes on is further from
-/// the full cache's than with `best`.
+/// of the text count more. Text that goes on is further from the full cache's than with `best`.
 inline constexpr preset any_question{.name = "any_question",
     .ratios                                = bit_ratios,
     .pooling                               = {.width = 3, .kind = pooling::adaptive},

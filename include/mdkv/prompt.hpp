@@ -346,8 +346,7 @@ public:
     /// \cost   stand_in and pack; allocates the new cache of an owner
     /// \sync   returns when done (cpu); enqueued on the stream, an owner's own stream is waited for (gpu)
     /// \order  bitwise reproducible for equal inputs, for any number of threads
-    /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination does
-    ///                                 not fit
+    /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination does not fit
     /// \throws insufficient_workspace  naming the size needed
     /// \throws std::bad_alloc          (or an exception of the cache's resource); the destination has not changed
     template <class Destination>

@@ -27,7 +27,6 @@ using namespace mdkv;
 using mdkv::half; // CUDA has a type of that name in the global namespace
 using support::device_resource;
 using support::device_tensor;
-using support::error_text;
 using support::index_t;
 using support::owned_cache;
 using support::packed_layer;
@@ -200,27 +199,6 @@ TEST_CASE("packing again empties the tail")
     append_on_device(cache, token<half>(layer.keys, 0), token<half>(layer.values, 0));
     CHECK(gpu::to_host(cache, nullptr).appended() == 1);
     support::run_on_device([&](gpu::backend const& on) { there.pack(on, cache.view()); });
-    CHECK(gpu::to_host(cache, nullptr).appended() == 0);
-}
-
-TEST_CASE("a token of the wrong shape or between elements is refused by name, and a dry run appends nothing")
-{
-    packed_layer<half> const layer{{.heads = 2, .tokens = 8, .window = 1, .dims = {16, 24}}};
-    device_resource memory;
-    owned_cache<half> cache{layer.layout, 0, 4, nullptr, memory};
-    auto const refused = [&](tensor<half, 2> const& key, tensor<half, 2> const& value) {
-        return error_text<invalid_argument>([&] { append_on_device(cache, key, value); });
-    };
-    tensor<half, 2> const k{{2, 16}};
-    tensor<half, 2> const v{{2, 24}};
-    CHECK(refused(tensor<half, 2>{{1, 16}}, v) == "append: keys must be [H,n,D] = [2, 1, 16], its extent 0 is 1");
-    CHECK(refused(k, k) == "append: values must be [H,n,Dv] = [2, 1, 24], its extent 2 is 16");
-    CHECK(refused(k, tensor<half, 2>{{2, 24}, {.misalign = 1}}) == "append: values is not aligned to 2 bytes");
-    device_tensor<half, 2> const key{k};
-    device_tensor<half, 2> const value{v};
-    workspace count;
-    append(gpu::backend{nullptr, &count}, key.in(), value.in(), cache.view());
-    CHECK(count.bytes() == 0);
     CHECK(gpu::to_host(cache, nullptr).appended() == 0);
 }
 

@@ -328,17 +328,6 @@ TEST_CASE("a model without heads has no basis on the GPU and no complaints")
     CHECK(fit_on_gpu(tensor<mdkv::half, 3>{{0, 0, 0}}).basis.count() == 0);
 }
 
-TEST_CASE("fit_basis on the GPU refuses samples whose elements are misaligned")
-{
-    device_tensor<mdkv::half, 3> const x{samples_of<mdkv::half>(1, 4, 8, {.misalign = 1})};
-    device_tensor<float, 3> basis{{1, 8, 8}};
-    device_tensor<float, 2> energy{{1, 8}};
-    workspace count;
-    CHECK(support::error_text<invalid_argument>([&] {
-        fit_basis(gpu::backend{nullptr, &count}, x.in(), basis.out(), energy.out());
-    }) == "fit_basis: samples is not aligned to 2 bytes");
-}
-
 TEST_CASE("the scratch of fit_basis on the GPU does not grow with the number of samples")
 {
     auto const bytes = [](index_t samples) {

@@ -85,13 +85,4 @@ TEST_CASE("empty inputs are finite on the GPU, and a dry run looks at nothing")
     CHECK(count.bytes() == 64);
 }
 
-TEST_CASE("expects_finite on the GPU refuses misaligned elements")
-{
-    CHECK(error_text<invalid_argument>([&] {
-        device_tensor<half, 3> const odd{ones<half>(1, 2, 8, {.misalign = 1})};
-        workspace count;
-        expects_finite(gpu::backend{nullptr, &count}, "keys", odd.in());
-    }) == "expects_finite: keys is not aligned to 2 bytes");
-}
-
 } // namespace

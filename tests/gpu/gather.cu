@@ -57,16 +57,4 @@ TEST_CASE_TEMPLATE("rows out of pages are on the GPU those of the CPU, bit for b
     }
 }
 
-TEST_CASE("pages between two addresses of their element are refused by name on the GPU")
-{
-    device_tensor<half, 3> rows{{1, 2, 4}};
-    alignas(4) char bytes[32]{};
-    auto const* const odd   = reinterpret_cast<half const*>(bytes + 1);
-    auto const* const table = reinterpret_cast<std::int32_t const*>(bytes + 16);
-    CHECK(support::error_text<invalid_argument>([&] {
-        support::run_on_device(
-            [&](gpu::backend const& on) { gather_pages(on, in(on, odd, 1, 1, 1, 4), in(on, table, 2), rows.out()); });
-    }) == "gather_pages: pages is not aligned to 2 bytes");
-}
-
 } // namespace

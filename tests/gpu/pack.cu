@@ -327,19 +327,4 @@ TEST_CASE("packed_bytes on the GPU is what pack fills, and names a rung that is 
           == "packed_bytes: rung of head 1, token 71 is 9; it must be below 7");
 }
 
-TEST_CASE("keys that are not aligned to their elements are refused by name, and a dry run packs nothing")
-{
-    packed_layer<half> const layer{{.heads = 2, .tokens = 9, .window = 1}, -1, {.misalign = 1}};
-    CHECK(error_text<invalid_argument>([&] { static_cast<void>(packed_on_device(layer)); })
-          == "pack: keys is not aligned to 2 bytes");
-    packed_layer<half> const right{{.heads = 2, .tokens = 9, .window = 1}};
-    device_layer<half> const there{right};
-    device_resource memory;
-    owned_cache<half> cache{right.layout, right.bytes(), 0, nullptr, memory};
-    workspace count;
-    there.pack({nullptr, &count}, cache.view());
-    CHECK(count.bytes() > 0);
-    CHECK(directory_of(gpu::to_host(cache, nullptr)) == std::vector<head_entry>(2));
-}
-
 } // namespace

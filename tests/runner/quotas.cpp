@@ -4,6 +4,7 @@
 #include <mdkv/core/types.hpp>
 
 #include "support/host.hpp"
+#include "support/random.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +14,6 @@
 #include <vector>
 
 #include <doctest/doctest.h>
-#include <rapidcheck.h>
-
 namespace
 {
 
@@ -49,23 +48,26 @@ TEST_CASE("a total is split by largest remainder, ties to the lower index")
 
 TEST_CASE("the parts add up to the total, are within one of their shares, and nobody without weight gets any")
 {
-    bool const holds = rc::check("split exactly", [](std::vector<unsigned short> const& raw, unsigned total) {
+    for (int round = 1; round <= 100; ++round)
+    {
+        CAPTURE(round);
+        support::source random{"split exactly", round};
         std::vector<double> weights;
-        for (unsigned short const w : raw)
+        for (int i = 0; i < round; ++i)
         {
-            weights.push_back(w % 3 == 0 ? 0.0 : std::sqrt(double{static_cast<float>(w)}));
+            weights.push_back(random.below(3) == 0 ? 0.0 : std::sqrt(static_cast<double>(random.below(1 << 16))));
         }
-        RC_PRE(!weights.empty());
+        index_t const total              = random.below(index_t{1} << 32);
         std::vector<index_t> const parts = split(total, weights);
         double const sum                 = std::accumulate(weights.begin(), weights.end(), 0.0);
-        RC_ASSERT(sum_of(parts) == index_t{total});
+        REQUIRE(sum_of(parts) == total);
         for (std::size_t i = 0; i < parts.size() && sum > 0; ++i)
         {
-            RC_ASSERT(std::fabs(static_cast<double>(parts[i]) - total * (weights[i] / sum)) < 1.0 + 1e-6);
-            RC_ASSERT(weights[i] > 0 || parts[i] == 0);
+            REQUIRE(std::fabs(static_cast<double>(parts[i]) - static_cast<double>(total) * (weights[i] / sum))
+                    < 1.0 + 1e-6);
+            REQUIRE((weights[i] > 0 || parts[i] == 0));
         }
-    });
-    CHECK(holds);
+    }
 }
 
 TEST_CASE("totals beyond 53 bits still add up")
@@ -117,26 +119,28 @@ TEST_CASE("what a head cannot use goes to the others in proportion, until it set
 
 TEST_CASE("spreading loses nothing, exceeds no capacity, and leaves a surplus only when all are full")
 {
-    bool const holds = rc::check("spread surplus", [](std::vector<unsigned short> const& raw) {
+    for (int round = 0; round < 100; ++round)
+    {
+        CAPTURE(round);
+        support::source random{"spread surplus", round};
         std::vector<index_t> quotas;
         std::vector<index_t> capacity;
-        for (std::size_t i = 0; i + 1 < raw.size(); i += 2)
+        for (int i = 0; i < round / 2; ++i)
         {
-            quotas.push_back(raw[i] % 5 == 0 ? 0 : raw[i]);
-            capacity.push_back(raw[i + 1]);
+            quotas.push_back(random.below(5) == 0 ? 0 : random.below(1 << 16));
+            capacity.push_back(random.below(1 << 16));
         }
         index_t const before              = sum_of(quotas);
         std::vector<index_t> const former = quotas;
         index_t const nobody              = runner::spread_surplus(quotas, capacity);
-        RC_ASSERT(sum_of(quotas) + nobody == before);
+        REQUIRE(sum_of(quotas) + nobody == before);
         for (std::size_t h = 0; h < quotas.size(); ++h)
         {
-            RC_ASSERT(quotas[h] <= capacity[h]);
-            RC_ASSERT(quotas[h] >= std::min(former[h], capacity[h]));
-            RC_ASSERT(nobody == 0 || quotas[h] == capacity[h]);
+            REQUIRE(quotas[h] <= capacity[h]);
+            REQUIRE(quotas[h] >= std::min(former[h], capacity[h]));
+            REQUIRE((nobody == 0 || quotas[h] == capacity[h]));
         }
-    });
-    CHECK(holds);
+    }
 }
 
 TEST_CASE("spread_surplus names what is wrong and changes nothing")

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <numbers>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -71,6 +72,15 @@ public:
 private:
     std::uint64_t state_;
 };
+
+/// As many random bytes.
+[[nodiscard]] inline std::string some_text(char const* name, std::int64_t salt, int bytes)
+{
+    source random{name, salt};
+    std::string text;
+    for (int i = 0; i < bytes; ++i) { text += static_cast<char>(random.below(256)); }
+    return text;
+}
 
 /// An orthogonal map of D dimensions, as a product of reflections: exact in theory and cheap to apply.
 class rotation

@@ -155,56 +155,6 @@ TEST_CASE("a full tail refuses the next token by its capacity and keeps what it 
     }
 }
 
-TEST_CASE("a token of the wrong shape, a null one, and one inside the tail are refused by name")
-{
-    packed_layer<half> const layer{{.heads = 2, .tokens = 8, .window = 1, .dims = {16, 24}}};
-    auto cache         = layer.packed(4);
-    auto const before  = tail_of(cache);
-    auto const refused = [&](auto const& key, auto const& value) {
-        return error_text<invalid_argument>(
-            [&] { support::run([&](cpu::backend const& on) { append(on, key(on), value(on), cache.view()); }); });
-    };
-    tensor<half, 2> const k{{2, 16}};
-    tensor<half, 2> const v{{2, 24}};
-    tensor<half, 2> const one_head{{1, 16}};
-    auto const given = [](auto const& x) { return [&x](cpu::backend const&) { return x.in(); }; };
-    auto const null  = [](cpu::backend const& on) { return in(on, static_cast<half*>(nullptr), 2, 24); };
-    auto const own = [&](cpu::backend const& on) { return in(on, reinterpret_cast<half*>(cache.view().tail), 2, 16); };
-    CHECK(refused(given(one_head), given(v)) == "append: keys must be [H,n,D] = [2, 1, 16], its extent 0 is 1");
-    CHECK(refused(given(k), given(k)) == "append: values must be [H,n,Dv] = [2, 1, 24], its extent 2 is 16");
-    CHECK(refused(given(k), null) == "append: values is null but not empty");
-    CHECK(refused(own, given(v)) == "append: cache.tail overlaps keys");
-    CHECK(cache.appended() == 0);
-    CHECK(tail_of(cache) == before);
-}
-
-TEST_CASE("a dry run appends nothing")
-{
-    packed_layer<half> const layer{{.heads = 2, .tokens = 8, .window = 1}};
-    auto cache = layer.packed(4);
-    tensor<half, 2> const k{{2, 16}};
-    CHECK(support::scratch_bytes([&](cpu::backend const& on) { append(on, k.in(), k.in(), cache.view()); }) == 0);
-    CHECK(cache.appended() == 0);
-}
-
-TEST_CASE("a tail inside the workspace and a token over the directory are refused")
-{
-    packed_layer<half> const layer{{.heads = 2, .tokens = 8, .window = 1}};
-    auto cache = layer.packed(4);
-    support::scratch_memory memory{4096};
-    workspace scratch{memory.span()};
-    cpu::backend const on{&scratch};
-    tensor<half, 2> const k{{2, 16}};
-    auto elsewhere = cache.view();
-    elsewhere.tail = memory.span().data();
-    CHECK(error_text<invalid_argument>([&] { append(on, k.in(), k.in(), elsewhere); })
-          == "append: cache.tail overlaps the workspace");
-    auto const counter = in(on, reinterpret_cast<half*>(cache.view().appended), {2, 16}, {0, 1});
-    CHECK(error_text<invalid_argument>([&] { append(on, counter, k.in(), cache.view()); })
-          == "append: cache.appended overlaps keys");
-    CHECK(cache.appended() == 0);
-}
-
 TEST_CASE("several tokens at once are appended as one by one, from any strides")
 {
     for (auto const& [tokens, first, dims] : std::vector<std::tuple<index_t, index_t, head_dims>>{{37, 0, {24, 7}},
@@ -241,14 +191,11 @@ TEST_CASE("tokens that do not all fit are refused before the first is written")
     auto cache        = layer.packed(4);
     auto const before = tail_of(cache);
     tensor<half, 3> const k{{2, 5, 16}};
-    tensor<half, 3> const fewer{{2, 4, 16}};
     auto const add = [&](auto const& keys, auto const& values) {
         support::run([&](cpu::backend const& on) { append(on, keys.in(), values.in(), cache.view()); });
     };
     CHECK(error_text<insufficient_workspace>([&] { add(k, k); })
           == "append: the tail holds 0 tokens and has room for 4; 5 more do not fit");
-    CHECK(error_text<invalid_argument>([&] { add(fewer, k); })
-          == "append: values must be [H,n,Dv] = [2, 4, 16], its extent 1 is 5");
     CHECK(tail_of(cache) == before);
     CHECK(cache.appended() == 0);
 }
@@ -256,8 +203,8 @@ TEST_CASE("tokens that do not all fit are refused before the first is written")
 TEST_CASE("append, attend and truncate_tail take a cache's owner or its view, with equal bits")
 {
     packed_layer<half> const layer{{.heads = 2, .tokens = 20, .window = 1}, 3};
-    auto owner = layer.packed(4);
-    auto other = layer.packed(4);
+    auto owner      = layer.packed(4);
+    auto other      = layer.packed(4);
     auto const rows = [&](index_t first, index_t n) { return slice<1>(layer.keys.in(), first, n); };
     tensor<half, 3> queries{{4, 3, 16}};
     for (index_t i = 0; i < 4 * 3 * 16; ++i)

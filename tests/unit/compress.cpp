@@ -5,7 +5,6 @@
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
 #include <mdkv/recompress.hpp>
@@ -34,7 +33,6 @@
 #include <limits>
 #include <memory_resource>
 #include <new>
-#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -652,39 +650,6 @@ TEST_CASE("keys and values of exact low rank are kept with next to no loss at a 
     CHECK(report.chosen.tokens[0] == 0);
 }
 
-TEST_CASE_TEMPLATE("strides, slack with NaN in it, odd addresses and forbidden neighbours change no bit of a cache", T,
-    float, half, bfloat16)
-{
-    layer_sizes const sizes{.heads = 3, .queries = 5, .tokens = 75, .window = 9, .dim = 40, .value_dim = 56};
-    cpu::cache<T> plain;
-    compressed(layer<T>{sizes}, paper_ratios, {.limit = budget::fraction(3, 4)}, plain);
-    for (placement const how : {placement{.swapped = true}, placement{.slack = 3},
-             placement{.swapped = true, .slack = 1}, placement{.misalign = 1}, placement{.slack = 5, .misalign = 3},
-             placement{.fence = support::guard::before}, placement{.fence = support::guard::after}})
-    {
-        cpu::cache<T> cache;
-        compressed(layer<T>{sizes}, paper_ratios, {.limit = budget::fraction(3, 4)}, cache, {}, how);
-        CHECK(contents_of(cache) == contents_of(plain));
-    }
-}
-
-TEST_CASE("any number of threads makes the same cache, bit for bit")
-{
-    layer<half> const x{{.heads = 3, .tokens = 1500, .dim = 64, .value_dim = 64}};
-    cpu::cache<half> serial;
-    compress_report const want = compressed(x, paper_ratios, {.limit = budget::fraction(1, 5)}, serial);
-    for (int const threads : {2, 3, 8})
-    {
-        cpu::thread_pool pool{threads};
-        cpu::cache<half> cache;
-        compress_report const report = compressed(x, paper_ratios, {.limit = budget::fraction(1, 5)}, cache, pool);
-        CHECK(contents_of(cache) == contents_of(serial));
-        CHECK(report.chosen.loss == want.chosen.loss);
-        CHECK(report.chosen.multiplier == want.chosen.multiplier);
-        CHECK(report.chosen.dual == want.chosen.dual);
-    }
-}
-
 TEST_CASE("ranks make the caches of one rank, bit for bit; a NaN is an error on all")
 {
     layer<half> const x{layer_sizes{.heads = 5, .tokens = 400, .window = 8, .salt = 77}};
@@ -741,17 +706,6 @@ TEST_CASE("ranks make the caches of one rank, bit for bit; a NaN is an error on 
     });
     CHECK(errors[0] == "prompt::allocate: rank 1 refuses its arguments");
     CHECK(errors[1].find("head 1, row 30") != std::string::npos);
-}
-
-TEST_CASE("a run-time ratio set makes the cache of the compile-time one")
-{
-    layer<half> const x{{.tokens = 150}};
-    std::vector<rung> const rungs{drop, fraction(1, 8), fraction(1, 4), full};
-    cpu::cache<half> a;
-    cpu::cache<half> b;
-    compressed(x, paper_ratios, {.limit = budget::fraction(2, 5)}, a);
-    compressed(x, ratio_set{std::span<rung const>{rungs}}, {.limit = budget::fraction(2, 5)}, b);
-    CHECK(contents_of(a) == contents_of(b));
 }
 
 TEST_CASE("the scratch of compress grows by bytes per token, not by query rows per token")
@@ -1073,66 +1027,15 @@ TEST_CASE("an executor that throws in any loop leaves the destination as it was"
     CHECK(contents_of(cache) == contents_of(fresh));
 }
 
-TEST_CASE(
-    "compress names the scratch it needs when it gets one byte too few, before any stage has run, and changes nothing")
-{
-    layer<half> const x{{.heads = 2, .tokens = 80}};
-    cpu::cache<half> cache;
-    struct
-    {
-        int loops = 0;
-        int threads() const { return 1; }
-        void parallel_for(index_t count, cpu::executor_ref::task_function task, void* context)
-        {
-            ++loops;
-            for (index_t i = 0; i < count; ++i) { task(context, i); }
-        }
-    } executor;
-    whole_prompt<half> const all{x};
-    auto const call = [&](host const& on) {
-        compress(on, all.rows(), preset_of(x, paper_ratios, {}), budget::fraction(1, 2), cache);
-    };
-    std::size_t const bytes = support::scratch_bytes(call);
-    CHECK(cache.layout().heads == 0); // the dry run made nothing
-    support::scratch_memory memory{bytes};
-    workspace small{memory.span().first(bytes - 1)};
-    std::string const text = error_text<insufficient_workspace>([&] { call(host{&small, executor}); });
-    CAPTURE(text);
-    CHECK(text.find("the workspace holds " + std::to_string(bytes - 1) + " bytes, ") != std::string::npos);
-    CHECK(text.ends_with(std::to_string(bytes) + " are needed"));
-    CHECK(cache.layout().heads == 0);
-    CHECK(executor.loops == 0);
-    workspace none{std::span<std::byte>{}};
-    CHECK_THROWS_AS(call(host{&none}), insufficient_workspace);
-    workspace exact{memory.span()};
-    CHECK_NOTHROW(call(host{&exact}));
-}
-
-TEST_CASE("compress refuses shapes that disagree, naming argument, shape and extent")
+TEST_CASE("compress refuses a preset that replays without all queries, and rungs that do not fit a head dimension")
 {
     layer<half> const x{{.heads = 2, .tokens = 22}};
     whole_prompt<half> const all{x};
-    tensor<half, 3> const zeros{{4, 64, 64}};
-    host const any{};
     cpu::cache<half> cache;
-    using rows         = prompt_rows<host, half>;
-    auto const refusal = [&](auto change, preset const& p = presets::by_window) {
-        rows given = all.rows();
-        change(given);
-        workspace count;
-        return error_text<invalid_argument>([&] { compress(host{&count}, given, p, budget::fraction(1, 2), cache); });
-    };
-    auto const shaped = [&](index_t a, index_t b, index_t c) { return in(any, zeros.data(), a, b, c); };
-    CHECK(refusal([&](rows& v) { v.values = shaped(2, 29, 32); })
-          == "prompt::finish_layer: values must be [H,N,Dv] = [2, 30, 32], its extent 1 is 29");
-    CHECK(refusal([&](rows& v) { v.queries = shaped(4, 8, 31); })
-          == "prompt::finish_layer: queries must be [H*G,Q,D] = [4, 8, 32], its extent 2 is 31");
-    CHECK(refusal([&](rows& v) { v.queries = shaped(3, 8, 32); })
-          == "compress: queries [H*G, Q, D] has 3 query heads, which 2 KV heads do not divide");
-    CHECK(refusal([&](rows& v) { v.queries = shaped(1, 8, 32); })
-          == "compress: queries [H*G, Q, D] has 1 query heads, which 2 KV heads do not divide");
-    CHECK(refusal([](rows&) {}, presets::best)
-          == "compress: queries [H*G, Q, D] has Q = 8; preset \"best\" replays the queries of all 30 tokens");
+    workspace count;
+    CHECK(error_text<invalid_argument>([&] {
+        compress(host{&count}, all.rows(), presets::best, budget::fraction(1, 2), cache);
+    }) == "compress: queries [H*G, Q, D] has Q = 8; preset \"best\" replays the queries of all 30 tokens");
     layer<half> const odd{{.heads = 2, .tokens = 30, .dim = 20, .value_dim = 20}};
     CHECK(error_text<invalid_argument>([&] { compressed(odd, paper_ratios, {}, cache); })
           == "ratio_set: rung 1 (1/8) of key dimension 20 is not a whole number of coordinates");

@@ -86,26 +86,6 @@ def test_quotas_of_heads(random):
 
 
 
-@pytest.mark.parametrize("name", ["best", "any_question", "by_window", "paper", "evict"])
-def test_budgets_hold_and_more_bytes_lose_less(random, name):
-    queries, keys, values = prompt_rows(random)
-    query = random.normal(size=(H * G, 1, D)).astype(np.float32)
-    want, _ = attention(query, keys, values)
-    errors = []
-    for share in (0.1, 0.4, 0.8):
-        layer, report = mdkv.compress(queries, keys, values, share, name, rope=mdkv.Rope())
-        got = np.empty_like(query)
-        layer.attend(query, got)
-        errors.append(off(got, want))
-        full = keys.nbytes + values.nbytes
-        assert layer.bytes["arena"] == report["resident_bytes"] <= report["budget_bytes"] <= share * full
-        assert layer.bytes["uncompressed"] == report["full_bytes"] == full
-        assert sum(layer.rungs.values()) == H * N == layer.heads * layer.tokens
-        chosen = sum(report["chosen"]["tokens"].values())
-        assert chosen == H * (N - mdkv.preset(name).window) or (chosen == H * N and mdkv.preset(name).window_part > 0)
-    assert errors[0] > errors[1] > errors[2] and errors[2] < 0.5, errors
-
-
 def test_budgets_in_all_units(random):
     rows = prompt_rows(random)
     full = rows[1].nbytes + rows[2].nbytes
@@ -332,31 +312,6 @@ def test_help_lists_what_the_package_has():
     assert set(mdkv.__all__) <= set(everything)
 
 
-def test_losses_of_ones_own_choose_the_rungs(random):
-    queries, keys, values = prompt_rows(random)
-    evict = mdkv.presets.evict
-    score = random.random((H, N - evict.window)).astype(np.float32)
-    losses = score[:, None] * np.float32([1, 0])[:, None]  # [H, R, N - window]
-    prompt = mdkv.Prompt(evict.replace(replayed={"join": 0.0}), layers=1, heads=H, group=G, key_dim=D, tokens=N, dtype="float32")
-    prompt.take_losses(0, losses)
-    prompt.finish_layer(0, queries[:, -9:], keys, values)
-    assert (prompt.losses_of(0) == losses).all()
-    prompt.allocate(0.25)
-    kept, budget = prompt.rungs_of(0) == 1, H * N // 4 - H * evict.window  # tokens, of all heads
-    assert kept.sum() == budget and score[kept].min() > score[~kept].max()
-    layer, _ = mdkv.compress(queries[:, -9:], keys, values, 0.25, evict, losses=losses)
-    assert [one["full"] - evict.window for one in layer.rungs_of_heads] == kept.sum(axis=1).tolist()
-    query = random.normal(size=(H * G, 1, D)).astype(np.float32)
-    got = np.empty_like(query)
-    layer.attend(query, got)
-    for h in range(H):
-        stays = np.append(kept[h], [True] * evict.window)
-        heads = slice(h * G, (h + 1) * G)
-        logits = query[heads, 0] @ keys[h, stays].T / np.sqrt(D)
-        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-        assert off(got[heads, 0], weights / weights.sum(axis=1, keepdims=True) @ values[h, stays]) < 1e-5
-
-
 def test_losses_of_ones_own_serve_every_preset_without_projected_rungs(random):
     queries, keys, values = prompt_rows(random)
     for name in ("best", "any_question", "by_window"):
@@ -410,16 +365,6 @@ def test_losses_of_ones_own_serve_every_preset_without_projected_rungs(random):
 def test_messages(random, call, message):
     with np.errstate(all="ignore"), pytest.raises(ValueError, match=message):
         call(prompt_rows(random, tokens=100))
-
-
-def test_refused_append_changes_nothing(random):
-    rows = prompt_rows(random)
-    layer, _ = mdkv.compress(*rows, 0.5)
-    before = layer.bytes
-    for keys, values in [(rows[1][:1, :2], rows[2][:1, :2]), (rows[1][:, :2], rows[2][:, :1])]:
-        with pytest.raises(ValueError):
-            layer.append(keys, values)
-    assert layer.bytes == before and layer.appended == 0
 
 
 def test_other_threads_run_and_take_turns(random):

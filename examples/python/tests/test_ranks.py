@@ -167,52 +167,6 @@ def expects_equal(parts, whole):
     assert b"".join(arenas) == whole[2]
 
 
-FOLDS, TAIL = 4, 23
-
-
-def folded(layers, later, limits, preset, ranks=None):
-    """Appends TAIL tokens to each layer and folds them, FOLDS times; then appends one. Reports, and bytes of each layer."""
-    reports = []
-    for fold in range(FOLDS):
-        new = slice(fold * TAIL, (fold + 1) * TAIL)
-        for layer, limit, (queries, keys, values) in zip(layers, limits, later):
-            layer.append(keys[:, new], values[:, new])
-            reports.append(layer.recompress(queries[:, new], mdkv.Budget.bytes(limit), preset, ranks=ranks))
-    for layer, (_, keys, values) in zip(layers, later):
-        layer.append(keys[:, -1:], values[:, -1:])
-    return reports
-
-
-@pytest.mark.parametrize("name", ["best", "evict"])
-@pytest.mark.parametrize("counts", [[5], [1, 0, 4]])
-def test_folds_choose_as_one_rank_bit_for_bit(random, name, counts):
-    layers, later, preset = layers_of(random), layers_of(random), mdkv.preset(name)
-    firsts = np.cumsum([0, *counts])
-    one = [layer for layer, _ in packed(layers, preset, 0.2)[2]]
-    limits = [layer.bytes["arena"] for layer in one]
-    team = Team(len(counts))
-
-    def body(rank):
-        ranks = team.ranks(rank, first_head=int(firsts[rank]), heads=H)
-        mine = [layer for layer, _ in packed(part(layers, firsts[rank], counts[rank]), preset, 0.2, ranks=ranks)[2]]
-        return mine, folded(mine, part(later, firsts[rank], counts[rank]), limits, preset, ranks), ranks
-
-    found, reports = team.run(body), folded(one, later, limits, preset)
-    for result in found:
-        assert not isinstance(result, Exception), result
-    assert sum(report["lowered"] + report["dropped"] for report in reports) > 0
-    for i, report in enumerate(reports):
-        assert {result[1][i]["limit_bytes"] for result in found} == {report["limit_bytes"]}
-        for count in ("released", "kept", "lowered", "dropped", "resident_bytes"):
-            assert sum(result[1][i][count] for result in found) == report[count]
-        assert {result[1][i]["chosen"]["loss"] for result in found} == {report["chosen"]["loss"]}
-    for i, layer in enumerate(one):
-        assert layer.bytes["arena"] <= limits[i]
-        expects_equal([contents(result[0][i]) for result in found], contents(layer))
-    sent = {(ranks.exchanges, ranks.bytes) for *_, ranks in found}
-    assert len(sent) == 1 and (sent == {(0, 0)}) == (len(counts) == 1)
-
-
 @pytest.mark.parametrize("own,others,changes", [
     ("limit in bytes of rank 1 is not that of rank 0", None, {"limit": lambda x: 0.3}),
     ("no share of the uncompressed bytes", "rank 1 refuses", {"limit": lambda x: 300}),

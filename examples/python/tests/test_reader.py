@@ -72,17 +72,6 @@ def test_bytes_stay_within_the_limit_and_the_choice_is_that_of_a_prompt(random, 
     assert sum(one.rungs["drop"] for one in packed) == pytest.approx(dropped, rel=0.2)
 
 
-def test_bits_do_not_depend_on_threads_and_parts(random):
-    layers = [prompt_rows(random) for _ in range(L)]
-    found = []
-    for threads in (1, 3):
-        made = reader("best", backend=mdkv.Backend(threads))
-        outputs, _ = read(made, layers)
-        packed, _ = made.finish()
-        found.append(([one.tobytes() for pair in outputs for one in pair], [one.rungs_of_heads for one in packed], mdkv.write(packed).tobytes()))
-    assert found[0] == found[1]
-
-
 def test_tokens_ahead_are_attended_and_not_kept(random):
     queries, keys, values = prompt_rows(random, tokens=300)
     cut = [one[:, :40] for one in (queries, keys, values)]
@@ -100,24 +89,6 @@ def test_tokens_ahead_are_attended_and_not_kept(random):
         packed, report = made.finish()
         assert report["tokens"] == 40
         found.append(mdkv.write(packed).tobytes())
-    assert found[0] == found[1]
-
-
-def test_a_chunk_is_forgotten(random):
-    layers = [prompt_rows(random) for _ in range(L)]
-    output, found = np.empty((H * G, 256, D), np.float32), []
-    for wrong in (False, True):
-        made = reader()
-        if wrong:
-            made.attend(0, *(one[:, 256:512] for one in layers[0]), output)
-            bad = [one[:, :256].copy() for one in layers[1]]
-            bad[1][1, 7, 0] = np.nan
-            with pytest.raises(ValueError, match="keys.* layer 1"):
-                made.attend(1, *bad, output)
-            made.forget_chunk()
-            assert made.tokens == 0
-        read(made, layers)
-        found.append(mdkv.write(made.finish()[0]).tobytes())
     assert found[0] == found[1]
 
 

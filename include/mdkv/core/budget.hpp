@@ -53,8 +53,7 @@ struct layer_shape
     }
 };
 
-/// Limit of one layer: window, kept tokens, stand-ins, projections and channels together, without the tail of decoded
-/// tokens.
+/// Limit of one layer: window, kept tokens, stand-ins, projections and channels together, without the tail of decoded tokens.
 class budget
 {
 public:

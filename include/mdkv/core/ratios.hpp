@@ -195,8 +195,7 @@ public:
 
     [[nodiscard]] constexpr bool can_drop() const noexcept { return rungs_[0].dropped(); }
 
-    /// Checks that every rung is a whole number of coordinates of `dim`, and that no two of one storage are the same
-    /// number.
+    /// Checks that every rung is a whole number of coordinates of `dim`, and that no two of one storage are the same number.
     /// \throws invalid_argument   naming the rung and the dimension
     MDKV_OUTLINE constexpr void expects_fit(char const* name, index_t dim) const
     {

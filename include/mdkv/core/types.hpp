@@ -29,8 +29,7 @@
 namespace MDKV_NAMESPACE
 {
 
-/// Extents, strides and byte counts. Signed, so that differences may be negative; 64 bits, so that a 128K-token cache
-/// fits.
+/// Extents, strides and byte counts. Signed, so that differences may be negative; 64 bits, so that a 128K-token cache fits.
 using index_t = std::int64_t;
 
 /// std::array with members for kernels.

@@ -101,8 +101,7 @@ private:
 };
 
 /// The place where stages run: an object with its resources (threads or a stream, scratch memory), in a namespace with
-/// `run`, `fetch` and the functions `<stage>_impl`, found by argument-dependent lookup. Your own backend is a new
-/// namespace.
+/// `run`, `fetch` and the functions `<stage>_impl`, found by argument-dependent lookup. Your own backend is a new namespace.
 template <class B>
 concept backend = requires { space{B::memory_space}; };
 

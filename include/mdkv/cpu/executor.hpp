@@ -11,8 +11,7 @@ namespace MDKV_NAMESPACE::cpu
 
 /// A non-owning reference to the caller's threads. The library never creates a thread: a default-made reference runs
 /// everything in the calling thread. Anything with `parallel_for(index_t count, void (*task)(void*, index_t), void*)`
-/// and `threads()` converts to it; `thread_pool.hpp` holds a ready-made one, and
-/// docs/integrate.md one over OpenMP.
+/// and `threads()` converts to it; `thread_pool.hpp` holds a ready-made one, and docs/integrate.md one over OpenMP.
 ///
 /// An executor must call the task exactly once for every index, from any threads in any order, return after the last
 /// has finished, and pass on the first exception. Results of the library do not depend on the number of threads.

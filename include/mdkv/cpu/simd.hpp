@@ -29,8 +29,7 @@ inline constexpr int vector_lanes = 4;
 namespace MDKV_NAMESPACE::cpu::simd
 {
 
-// Vector types of the compilers (g++ and clang), never wider than the machine's registers, so that passing them by value
-// is free.
+// Vector types of the compilers (g++ and clang), never wider than the machine's registers, so that passing them by value is free.
 inline constexpr int lanes = vector_lanes;
 
 /// Vector registers of the machine.

@@ -13,8 +13,7 @@
 namespace MDKV_NAMESPACE::cpu::tile
 {
 
-/// Rows and vectors of one tile: twice as many accumulators as keep two multiply-add units busy, and few enough for the
-/// registers.
+/// Rows and vectors of one tile: twice as many accumulators as keep two multiply-add units busy, and few enough for the registers.
 inline constexpr int rows    = simd::lanes == 16 ? 8 : 4;
 inline constexpr int vectors = 2;
 inline constexpr int width   = vectors * simd::lanes;

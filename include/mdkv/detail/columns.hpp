@@ -12,8 +12,7 @@
 namespace MDKV_NAMESPACE::detail
 {
 
-/// Calls body(token, coordinate) for a tile. One thread goes along the tokens' rows; members of a block take neighbouring
-/// tokens.
+/// Calls body(token, coordinate) for a tile. One thread goes along the tokens' rows; members of a block take neighbouring tokens.
 template <team Team, class Body>
 MDKV_HD void for_tokens(Team const& t, int tokens, int coordinates, Body const& body)
 {

@@ -62,8 +62,7 @@ struct quantiser
     quantiser() = default;
 
     /// For a group whose coordinates lie in [least, most]. Coordinates beyond half's range are cut to it. A group that holds
-    /// a NaN or an infinity (pass either bound as such) has NaN for its minimum and its scale: it is read as NaN, never as
-    /// numbers.
+    /// a NaN or an infinity (pass either bound as such) has NaN for its minimum and its scale: it is read as NaN, never as numbers.
     MDKV_HD quantiser(floats const& least, floats const& most, storage kind) noexcept
     {
         floats const zero{};

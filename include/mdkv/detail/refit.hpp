@@ -478,8 +478,7 @@ struct change_values
     }
 };
 
-/// Number of tokens of each head whose values are refitted: none if nothing of the head was dropped or coded. An item is a
-/// head.
+/// Number of tokens of each head whose values are refitted: none if nothing of the head was dropped or coded. An item is a head.
 template <backend B>
 struct count_fitted
 {

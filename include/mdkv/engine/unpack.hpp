@@ -114,7 +114,7 @@ void unpack(B const& on, cache_view<T, B::memory_space> const& cache, out_view<s
     if constexpr (S == space::host) { most = most_rows(cache); }
     else { most = most_rows(detail::host_directory<E>{on, from}.view); }
     expects(rows >= most, "unpack: keys [H, S, D] has S = ", rows, "; a head has ", most, " rows");
-    detail::unpack_rows(on, from, keys, values, kept);
+    detail::staged(on, "unpack", [&](B const& with) { detail::unpack_rows(with, from, keys, values, kept); });
 }
 
 } // namespace MDKV_NAMESPACE

@@ -46,8 +46,7 @@ struct replay_options
 /// \param[in]  queries  [H*G, C, D]  queries of the chunk, after position encoding, of any element type U
 /// \param[in]  keys     [H, C, D]    same encoding
 /// \param[in]  values   [H, C, Dv]
-/// \param[in]  sinks    [H, S, D]    keys of the prompt's first few tokens, seen from every chunk; S = 0 for the first
-///                      chunk, which has them
+/// \param[in]  sinks    [H, S, D]    keys of the prompt's first few tokens, seen from every chunk; S = 0 for the first, which has them
 /// \param[in]  ratios   the rungs, none of them projected: bases are fitted to a whole prompt
 /// \param[in]  options  how far ahead, position encoding, norm
 /// \param[out] loss     [H, R, C]  the chunk's slice of the prompt's losses
@@ -64,14 +63,17 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
 {
     expects(!ratios.any_projected(),
         "replay: the ratio set has a projected rung, whose basis is not known before the prompt's end");
-    detail::checks arguments{on, "replay"};
-    arguments.rows("queries", queries, queries.extents(), "H*G,C,D");
-    arguments.rows("keys", keys, {keys.extent(0), queries.extent(1), queries.extent(2)}, "H,C,D");
-    arguments.rows("sinks", sinks, {keys.extent(0), sinks.extent(1), queries.extent(2)}, "H,S,D");
     index_t const heads = keys.extent(0);
-    index_t const chunk = keys.extent(1);
-    index_t const dim   = keys.extent(2);
+    index_t const chunk = queries.extent(1);
+    index_t const dim   = queries.extent(2);
     index_t const first = sinks.extent(1);
+    detail::checks{on, "replay"}
+        .rows("queries", queries, queries.extents(), "H*G,C,D")
+        .rows("keys", keys, {heads, chunk, dim}, "H,C,D")
+        .rows("values", values, {heads, chunk, values.extent(2)}, "H,C,Dv")
+        .rows("sinks", sinks, {heads, first, dim}, "H,S,D")
+        .in("options.lse_elsewhere", options.lse_elsewhere, {{queries.extent(0), chunk}}, "H*G,C")
+        .out("loss", loss, {heads, static_cast<index_t>(ratios.size()), chunk}, "H,R,C");
     index_t const own   = options.own ? first + chunk : 0;
     detail::staged(on, "replay", [&](B const& stages) {
         workspace::frame frame{*stages.scratch, "replay"};

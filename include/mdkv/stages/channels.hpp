@@ -21,8 +21,7 @@ namespace MDKV_NAMESPACE
 /// float. NaNs and infinities count as 0, and a mean is 0 if differences of its rows leave float's range.
 ///
 /// \param on             backend
-/// \param[in]  queries   [H*G, Q, D]  after position encoding, of any element type U; if Q = 0, every query coordinate
-///                       counts as 1
+/// \param[in]  queries   [H*G, Q, D]  after position encoding, of any element type U; if Q = 0, every query coordinate counts as 1
 /// \param[in]  keys      [H, N, D]    same encoding
 /// \param[out] channels  [H, 3, D]    means, scales, and root mean squares of the queries (1 if Q = 0)
 /// \cost   reads up to 512 keys of a head and as many queries; no scratch

@@ -23,8 +23,7 @@ namespace MDKV_NAMESPACE
 /// \param[in] rung    [H, N]
 /// \param[in] layout  layout of the cache, in element type T
 /// \param stand_ins   stand-ins of each head, at most: a head has no more than it drops tokens
-/// \cost   reads rung once, on the host; no scratch. On a GPU the rungs are copied to host memory
-///         that this call allocates
+/// \cost   reads rung once, on the host; no scratch. On a GPU the rungs are copied to host memory that this call allocates
 /// \sync   returns when done, on a GPU too: it waits for the device
 /// \order  deterministic
 /// \throws invalid_argument         a rung is outside the layout's rungs (naming head and token), or stand_ins is negative
@@ -72,8 +71,7 @@ template <element T, backend B>
 /// \param      cache         arena of at least packed_bytes(rung, layout, M); directory [H]
 /// \param[in]  channels      [H, 3, D]   from fit_channels for the same queries; or empty: fitted to the kept keys alone (or to
 ///                           all if none is kept), with worse codes if queries differ much from channel to channel
-/// \param[out] needed        [1], or empty: bytes that these rungs take in the arena; the largest index_t if a basis is
-///                           missing
+/// \param[out] needed        [1], or empty: bytes that these rungs take in the arena; the largest index_t if a basis is missing
 /// \param[in]  stand_in_keys    [H, M, D]   from stand_in for the same rungs; or empty
 /// \param[in]  stand_in_values  [H, M, Dv]
 /// \pre    N < 2^31
@@ -120,9 +118,10 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     arguments.bytes("cache.arena", cache.arena, cache.arena_bytes, true)
         .bytes("cache.heads", cache.heads, heads * index_t{sizeof(head_entry)}, true)
         .bytes("cache.appended", cache.appended, cache.appended == nullptr ? 0 : index_t{sizeof(index_t)}, true);
-
-    detail::pack_tokens(on, keys, values, window_keys, window_values, key_basis, value_basis, channels, {}, rung, cache,
-        needed, stand_in_keys, stand_in_values);
+    detail::staged(on, "pack", [&](B const& with) {
+        detail::pack_tokens(with, keys, values, window_keys, window_values, key_basis, value_basis, channels, {}, rung,
+            cache, needed, stand_in_keys, stand_in_values);
+    });
 }
 
 } // namespace MDKV_NAMESPACE

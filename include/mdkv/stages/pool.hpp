@@ -37,8 +37,7 @@ struct pool_options
 /// \param[in]  loss    [H, R, N]
 /// \param[in]  options width and kind
 /// \param[out] pooled  [H, R, N]  not the same memory as `loss`
-/// \pre    width odd, >= 1; a NaN makes its neighbours NaN, with `adaptive` its whole row, over which infinity spreads,
-///         too
+/// \pre    width odd, >= 1; a NaN makes its neighbours NaN, with `adaptive` its whole row, over which infinity spreads, too
 /// \cost   adaptive: O(H*R*N), scratch 1 KiB a thread (cpu); max, mean: O(H*R*N*width), no scratch
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs: the same on every backend, for any number of threads and any vector width

@@ -1,15 +1,14 @@
 #include <mdkv/core/workspace.hpp>
 
 #include "support/host.hpp"
-
-#include <doctest/doctest.h>
-#include <rapidcheck.h>
+#include "support/random.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <doctest/doctest.h>
 #include <new>
 #include <optional>
 #include <span>
@@ -273,28 +272,31 @@ TEST_CASE("memory in use stays where it is while a workspace grows, and blocks b
 TEST_CASE("frames of a workspace that grows may end in any order")
 {
     counted_memory::counts all;
-    CHECK(rc::check([&] {
+    for (int round = 0; round < 100; ++round)
+    {
+        CAPTURE(round);
+        support::source random{"frames in any order", round};
         workspace scratch{counted_memory{&all}};
         std::array<std::optional<workspace::frame>, 5> frames;
         std::array<std::byte*, 5> taken{};
         std::array<index_t, 5> sizes{};
-        auto const steps = *rc::gen::container<std::vector<std::pair<std::size_t, index_t>>>(
-            rc::gen::pair(rc::gen::inRange<std::size_t>(0, 5), rc::gen::inRange<index_t>(0, 3000)));
-        for (auto const& [i, size] : steps)
+        for (int step = 0; step < round; ++step)
         {
+            auto const i       = static_cast<std::size_t>(random.below(5));
+            index_t const size = random.below(3000);
             if (frames[i])
             {
-                for (index_t b = 0; b < sizes[i]; ++b) { RC_ASSERT(taken[i][b] == std::byte(i + 1)); }
+                for (index_t b = 0; b < sizes[i]; ++b) { REQUIRE(taken[i][b] == std::byte(i + 1)); }
                 frames[i].reset();
                 continue;
             }
             sizes[i] = size;
             frames[i].emplace(scratch, "stage");
             taken[i] = frames[i]->take<std::byte>(size);
-            RC_ASSERT(frames[i]->ready());
+            REQUIRE(frames[i]->ready());
             std::fill_n(taken[i], size, std::byte(i + 1));
         }
-    }));
+    }
     CHECK(all.held == 0);
 }
 

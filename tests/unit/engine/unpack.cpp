@@ -23,7 +23,6 @@ namespace
 {
 
 using namespace mdkv;
-using support::error_text;
 using support::index_t;
 using support::tensor;
 
@@ -101,21 +100,6 @@ TEST_CASE_TEMPLATE("rows are the tokens that the cache stores, then stand-ins, t
         }
         CHECK_MESSAGE(error.within(rounding), error);
     }
-}
-
-TEST_CASE("wrong shapes are refused by name")
-{
-    auto const cache = support::packed_layer<half>{sizes_of({drop, full})}.packed();
-    auto const view  = cache.view();
-    CHECK(error_text<invalid_argument>([&] {
-        unpacked<half>{view, 3};
-    }).starts_with("unpack: keys [H, S, D] has S = 3; a head has "));
-    tensor<half, 3> keys{{3, 80, 24}};
-    tensor<half, 3> values{{3, 81, 16}};
-    tensor<index_t, 1> kept{{3}};
-    CHECK(error_text<invalid_argument>([&] {
-        support::run([&](cpu::backend const& on) { unpack(on, view, keys.out(), values.out(), kept.out()); });
-    }) == "unpack: values must be [H,S,Dv] = [3, 80, 16], its extent 1 is 81");
 }
 
 TEST_CASE("a cache without heads has no rows")

@@ -15,11 +15,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstddef>
 #include <limits>
-#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -130,15 +127,6 @@ TEST_CASE("a NaN stays in its pair, and coordinates that do not rotate keep thei
     }
 }
 
-TEST_CASE("advance has nothing to do without rows or coordinates")
-{
-    for (auto const shape : {std::array<index_t, 3>{0, 4, 8}, {2, 0, 8}, {2, 4, 0}})
-    {
-        tensor<float, 3> const rows{shape};
-        CHECK(advanced(rows, 7, {}).count() == 0);
-    }
-}
-
 TEST_CASE("advance refuses rotating coordinates that are odd in number or more than there are, and a base that is none")
 {
     auto const rows    = support::rounded<float>(random_rows<double>(2, 3, 8));
@@ -159,47 +147,4 @@ TEST_CASE("advance refuses rotating coordinates that are odd in number or more t
           == "advance: encoding.base is nan; it must be positive and finite");
     CHECK(refusal({.base = std::numeric_limits<double>::infinity()})
           == "advance: encoding.base is inf; it must be positive and finite");
-}
-
-TEST_CASE("advance names the argument and the extent that is wrong, null or overlaps another")
-{
-    auto rows = support::rounded<float>(random_rows<double>(2, 3, 8));
-    tensor<float, 3> to{{2, 3, 8}};
-    tensor<float, 3> narrow_to{{2, 3, 6}};
-    tensor<double, 1> const f{{3}};
-    auto const refusal = [](auto const& call) { return error_text<invalid_argument>([&] { support::run(call); }); };
-    CHECK(refusal([&](host const& on) { advance(on, rows.in(), 1, {}, narrow_to.out()); })
-          == "advance: advanced must be [H*G,Q,D] = [2, 3, 8], its extent 2 is 6");
-    CHECK(refusal([&](host const& on) { advance(on, rows.in(), 1, {.frequencies = f.in()}, to.out()); })
-          == "advance: encoding.frequencies [n/2] has 3; 8 coordinates have 4 pairs");
-    host const any{};
-    CHECK(refusal([&](host const& on) {
-        advance(on, rows.in(), 1, {}, out(any, rows.data(), {2, 3, 8}, {24, 8, 1}));
-    }) == "threw nothing"); // the same rows
-    CHECK(refusal([&](host const& on) { advance(on, slice<1>(rows.in(), 0, 2), 1, {}, slice<1>(rows.out(), 1, 2)); })
-          == "advance: advanced overlaps queries");
-    CHECK(refusal([&](host const& on) {
-        advance(on, rows.in(), 1, {}, out(any, static_cast<float*>(nullptr), 2, 3, 8));
-    }) == "advance: advanced is null but not empty");
-    tensor<float, 3> odd{{2, 3, 8}, {.misalign = 2}};
-    CHECK(refusal([&](host const& on) { advance(on, rows.in(), 1, {}, odd.out()); })
-          == "advance: advanced is not aligned to 4 bytes");
-}
-
-TEST_CASE("advance names the scratch it needs when it gets one byte too few, and writes nothing")
-{
-    auto const rows = support::rounded<float>(random_rows<double>(2, 3, 8));
-    tensor<float, 3> to{{2, 3, 8}};
-    auto const call                     = [&](host const& on) { advance(on, rows.in(), 1, {}, to.out()); };
-    std::size_t const bytes             = support::scratch_bytes(call);
-    std::vector<std::byte> const before = to.memory();
-    support::scratch_memory memory{bytes};
-    workspace small{memory.span().first(bytes - 1)};
-    CHECK(error_text<insufficient_workspace>([&] { call(host{&small}); })
-          == "advance: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes)
-                 + " are needed");
-    CHECK(to.memory() == before);
-    workspace exact{memory.span()};
-    CHECK_NOTHROW(call(host{&exact}));
-    CHECK(to.memory() != before);
 }

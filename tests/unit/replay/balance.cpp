@@ -7,7 +7,6 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/thread_pool.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"
@@ -258,44 +257,10 @@ TEST_CASE("no factor makes a loss at rung 0 infinite, however odd its token, and
     }
 }
 
-TEST_CASE("losses may lie anywhere and be balanced by any number of threads, with the same bits")
-{
-    auto const losses    = random_layers({4, 2, 3, 9000});
-    auto const leverages = random_leverages(9000);
-    options const how{.depth = 1.0F, .leverage_power = 16.0F, .leverages = leverages.in()};
-    auto const want = balanced(losses, how).elements();
-    for (support::placement const where : {support::placement{.swapped = true}, {.slack = 3},
-             {.fence = support::guard::after}, {.fence = support::guard::before}})
-    {
-        CHECK(support::same_bits(balanced(losses, how, {}, where).elements(), want));
-    }
-    cpu::thread_pool three{3};
-    CHECK(support::same_bits(balanced(losses, how, three).elements(), want));
-}
-
-TEST_CASE("balance leaves what lies between rows alone, and has nothing to do without layers, heads, rungs or tokens")
-{
-    auto losses       = random_layers({2, 2, 3, 20}).relaid({.slack = 3});
-    auto const before = losses.memory();
-    support::run([&](host const& on) { balance(on, losses.out()); });
-    auto const after = losses.memory();
-    CHECK(after != before);
-    for (std::size_t i = 0; i < after.size(); ++i)
-    {
-        if (i / sizeof(float) % 23 >= 20) { CHECK(after[i] == before[i]); }
-    }
-    for (auto const shape : {std::array<index_t, 4>{0, 2, 3, 4}, {2, 0, 3, 4}, {2, 2, 0, 4}, {2, 2, 3, 0}})
-    {
-        auto const leverages = random_leverages(shape[3]);
-        CHECK(balanced(tensor<float, 4>{shape}, {.leverage_power = 1.0F, .leverages = leverages.in()}).count() == 0);
-    }
-}
-
-TEST_CASE("balance refuses options out of their range, other shapes and overlap, by name")
+TEST_CASE("balance refuses options out of their range, by name")
 {
     auto losses          = random_layers({2, 2, 3, 8});
     auto const leverages = random_leverages(8);
-    auto const shorter   = random_leverages(7);
     auto const before    = losses.memory();
     auto const refusal   = [&](options const& how) {
         return error_text<invalid_argument>(
@@ -303,44 +268,8 @@ TEST_CASE("balance refuses options out of their range, other shapes and overlap,
     };
     CHECK(refusal({.depth = 41.0F}) == "balance: depth is 41; it must be between -40 and 40");
     CHECK(refusal({.depth = -41.0F}) == "balance: depth is -41; it must be between -40 and 40");
-    CHECK(refusal({.depth = std::numeric_limits<float>::quiet_NaN()})
-          == "balance: depth is nan; it must be between -40 and 40");
-    CHECK(refusal({.leverage_power = -1.0F, .leverages = leverages.in()})
-          == "balance: leverage_power is -1; it must be finite and not negative");
-    CHECK(refusal({.leverage_power = std::numeric_limits<float>::infinity(), .leverages = leverages.in()})
-          == "balance: leverage_power is inf; it must be finite and not negative");
-    CHECK(refusal({.leverage_power = std::numeric_limits<float>::quiet_NaN(), .leverages = leverages.in()})
-          == "balance: leverage_power is nan; it must be finite and not negative");
     CHECK(refusal({.leverage_power = 1.0F}) == "balance: leverage_power is 1 without leverages");
     CHECK(refusal({.leverage_power = 1.0F, .leverages = leverages.in(), .reach = -1})
           == "balance: reach is -1; it must not be negative");
-    CHECK(refusal({.leverage_power = 1.0F, .leverages = shorter.in()})
-          == "balance: options.leverages must be [N] = [8], its extent 0 is 7");
-    CHECK(refusal({.leverage_power = 1.0F,
-              .leverages           = in(host{}, reinterpret_cast<leverage_sum const*>(losses.data()), 8)})
-          == "balance: losses overlaps options.leverages");
-    CHECK(error_text<invalid_argument>([&] {
-        support::run([&](host const& on) { balance(on, out(on, losses.data(), {2, 2, 3, 8}, {0, 24, 8, 1})); });
-    }).starts_with("balance: losses overlaps itself"));
     CHECK(losses.memory() == before);
-}
-
-TEST_CASE("balance names the scratch it needs when it gets one byte too few, and writes nothing")
-{
-    auto losses          = random_layers({2, 2, 3, 8});
-    auto const leverages = random_leverages(8);
-    auto const call      = [&](host const& on) {
-        balance(on, losses.out(), {.leverage_power = 1.0F, .leverages = leverages.in()});
-    };
-    std::size_t const bytes = support::scratch_bytes(call);
-    auto const before       = losses.memory();
-    support::scratch_memory memory{bytes};
-    workspace small{memory.span().first(bytes - 1)};
-    CHECK(error_text<insufficient_workspace>([&] { call(host{&small}); })
-          == "balance: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes)
-                 + " are needed");
-    CHECK(losses.memory() == before);
-    workspace exact{memory.span()};
-    CHECK_NOTHROW(call(host{&exact}));
-    CHECK(losses.memory() != before);
 }

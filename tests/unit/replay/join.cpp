@@ -15,11 +15,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstddef>
 #include <limits>
-#include <string>
 #include <vector>
 
 namespace
@@ -139,50 +136,4 @@ TEST_CASE("losses may lie anywhere, be joined in place and by any number of thre
     tensor<float, 3> own = a.relaid({.slack = 5});
     support::run([&](host const& on) { join(on, own.in(), b.in(), 0.7F, own.out()); });
     CHECK(support::same_bits(own.elements(), want));
-}
-
-TEST_CASE("join has nothing to do without heads, rungs or tokens")
-{
-    for (auto const shape : {std::array<index_t, 3>{0, 4, 8}, {2, 0, 8}, {2, 4, 0}})
-    {
-        tensor<float, 3> const none{shape};
-        CHECK(joined(none, none, 1.0F).count() == 0);
-    }
-}
-
-TEST_CASE("join refuses weights that are negative or not finite, and names the argument that is wrong")
-{
-    auto a       = random_losses(2, 3, 8, 1.0F);
-    auto const b = random_losses(2, 3, 8, 2.0F);
-    tensor<float, 3> const shorter{{2, 3, 7}};
-    tensor<float, 3> to{{2, 3, 8}};
-    auto const refusal = [](auto const& call) { return error_text<invalid_argument>([&] { support::run(call); }); };
-    CHECK(refusal([&](host const& on) { join(on, a.in(), b.in(), -1.0F, to.out()); })
-          == "join: weight is -1; it must be finite and not negative");
-    CHECK(refusal([&](host const& on) { join(on, a.in(), b.in(), std::numeric_limits<float>::infinity(), to.out()); })
-          == "join: weight is inf; it must be finite and not negative");
-    CHECK(refusal([&](host const& on) { join(on, a.in(), shorter.in(), 1.0F, to.out()); })
-          == "join: second must be [H,R,N] = [2, 3, 8], its extent 2 is 7");
-    CHECK(refusal([&](host const& on) { join(on, b.in(), a.in(), 1.0F, a.out()); }) == "join: joined overlaps second");
-    CHECK(refusal([&](host const& on) {
-        join(on, slice<2>(a.in(), 0, 4), slice<2>(b.in(), 0, 4), 1.0F, slice<2>(a.out(), 2, 4));
-    }) == "join: joined overlaps first");
-}
-
-TEST_CASE("join names the scratch it needs when it gets one byte too few, and writes nothing")
-{
-    auto const a = random_losses(2, 3, 8, 1.0F);
-    tensor<float, 3> to{{2, 3, 8}};
-    auto const call                     = [&](host const& on) { join(on, a.in(), a.in(), 1.0F, to.out()); };
-    std::size_t const bytes             = support::scratch_bytes(call);
-    std::vector<std::byte> const before = to.memory();
-    support::scratch_memory memory{bytes};
-    workspace small{memory.span().first(bytes - 1)};
-    CHECK(error_text<insufficient_workspace>([&] { call(host{&small}); })
-          == "join: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes)
-                 + " are needed");
-    CHECK(to.memory() == before);
-    workspace exact{memory.span()};
-    CHECK_NOTHROW(call(host{&exact}));
-    CHECK(to.memory() != before);
 }

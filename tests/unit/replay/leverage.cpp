@@ -8,7 +8,6 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/thread_pool.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"
@@ -239,61 +238,9 @@ TEST_CASE("a key that is not finite, or whose square is beyond float, makes ever
     }
 }
 
-TEST_CASE_TEMPLATE("keys may lie anywhere and be read by any number of threads, with the same bits", T, float, half)
-{
-    auto const keys = layer_keys<T>(3, 1100, 40);
-    auto const want = leverages(keys);
-    for (support::placement const how : {support::placement{.swapped = true}, {.slack = 3}, {.misalign = 1},
-             {.fence = support::guard::after}, {.fence = support::guard::before}})
-    {
-        CHECK(support::same_bits(leverages(keys.relaid(how)), want));
-    }
-    cpu::thread_pool three{3};
-    CHECK(support::same_bits(leverages(keys, three), want));
-}
-
 TEST_CASE("add_leverage has nothing to do without heads or tokens")
 {
     CHECK(leverages(tensor<float, 3>{{2, 0, 8}}).empty());
     CHECK(leverages(tensor<float, 3>{{0, 3, 8}}) == std::vector<float>(3, 0.0F));
     CHECK(leverages(tensor<float, 3>{{0, 3, 0}}) == std::vector<float>(3, 0.0F));
-}
-
-TEST_CASE("add_leverage refuses keys without coordinates, other shapes and overlap, by name")
-{
-    auto const refusal = [](auto const& call) { return error_text<invalid_argument>([&] { support::run(call); }); };
-    tensor<float, 3> keys{{2, 8, 4}};
-    tensor<float, 3> const flat{{2, 8, 0}};
-    tensor<leverage_sum, 1> sums{{8}}, shorter{{7}};
-    CHECK(refusal([&](host const& on) { add_leverage(on, flat.in(), sums.out()); })
-          == "add_leverage: keys [H, N, D] has D = 0");
-    CHECK(refusal([&](host const& on) { add_leverage(on, keys.in(), shorter.out()); })
-          == "add_leverage: sums must be [N] = [8], its extent 0 is 7");
-    CHECK(refusal([&](host const& on) {
-        add_leverage(on, keys.in(), out(on, reinterpret_cast<leverage_sum*>(keys.data()), 8));
-    }) == "add_leverage: sums overlaps keys");
-    CHECK(refusal([&](host const& on) { add_leverage(on, in(on, static_cast<float*>(nullptr), 2, 8, 4), sums.out()); })
-          == "add_leverage: keys is null but not empty");
-}
-
-TEST_CASE("add_leverage names the scratch it needs when it gets one byte too few, and writes nothing")
-{
-    auto const keys = layer_keys(2, 600, 24);
-    tensor<leverage_sum, 1> sums{{600}};
-    sums.assign(std::vector<leverage_sum>(600));
-    cpu::thread_pool two{2};
-    auto const call         = [&](host const& on) { add_leverage(on, keys.in(), sums.out()); };
-    std::size_t const bytes = support::scratch_bytes(call, two);
-    auto const before       = sums.memory();
-    support::scratch_memory memory{bytes};
-    workspace small{memory.span().first(bytes - 1)};
-    CHECK(error_text<insufficient_workspace>([&] {
-        call(host{&small, two});
-    })
-          == "add_leverage: the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes)
-                 + " are needed");
-    CHECK(sums.memory() == before);
-    workspace exact{memory.span()};
-    CHECK_NOTHROW(call(host{&exact, two}));
-    CHECK(sums.memory() != before);
 }

@@ -8,7 +8,6 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/thread_pool.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"
@@ -186,18 +185,6 @@ TEST_CASE_TEMPLATE("finite values stay finite, however large they are", T, float
         }
     }
     CHECK(moved > 0); // the other head is refitted
-}
-
-TEST_CASE("bits do not depend on the number of threads")
-{
-    refit_case<half> const given{sizes_of(200, {24, 40}, 3), 3, {.blocks = 2, .apart = 60, .span = 20, .rows = 30}};
-    auto cache      = given.layer.packed();
-    auto const want = refitted(given, cache).elements();
-    for (int const threads : {2, 3, 5})
-    {
-        cpu::thread_pool pool{threads};
-        CHECK(support::same_bits(refitted(given, cache, pool).elements(), want));
-    }
 }
 
 TEST_CASE("bad arguments are refused by name before anything is changed")

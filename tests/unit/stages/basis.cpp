@@ -3,7 +3,6 @@
 #include <mdkv/stages/basis.hpp>
 
 #include <mdkv/cpu/basis.hpp>
-#include <mdkv/cpu/thread_pool.hpp>
 
 #include "support/compare.hpp"
 #include "support/hard_matrices.hpp"
@@ -101,7 +100,7 @@ worst_error off_diagonal(tensor<T, 3> const& x, fitted const& f, index_t head)
     {
         for (index_t c = 0; c < u.rows; ++c) { projected(i, c) = oracle::dot(samples, i, u, c); }
     }
-    oracle::matrix const g    = oracle::gram(projected);
+    oracle::matrix const g      = oracle::gram(projected);
     support::real const largest = std::max(g(0, 0), std::numeric_limits<support::real>::min());
     worst_error error;
     for (index_t i = 0; i < g.rows; ++i)
@@ -403,44 +402,6 @@ TEST_CASE("equal, zero, huge, tiny and far eigenvalues have a whole basis that d
     }
 }
 
-TEST_CASE("any number of threads gives the same basis, bit for bit")
-{
-    for (index_t const count : {3, 600, 3000})
-    {
-        tensor<half, 3> const x = samples_of<half>(3, count, 40);
-        fitted const serial     = fit(x);
-        for (int const threads : {2, 5})
-        {
-            cpu::thread_pool pool{threads};
-            fitted const parallel = fit(x, pool);
-            CHECK(support::same_bits(serial.basis.elements(), parallel.basis.elements()));
-            CHECK(support::same_bits(serial.energy.elements(), parallel.energy.elements()));
-        }
-    }
-}
-
-TEST_CASE("basis and energy may be strided outputs, and their slack stays as it was")
-{
-    tensor<float, 3> const x = samples_of<float>(2, 45, 16);
-    fitted const plain       = fit(x);
-    tensor<float, 3> basis{{2, 16, 16}, {.swapped = true, .slack = 3}};
-    tensor<float, 2> energy{{2, 16}, {.slack = 2}};
-    support::run([&](host const& on) { fit_basis(on, x.in(), basis.out(), energy.out()); });
-    CHECK(support::same_bits(basis.elements(), plain.basis.elements()));
-    CHECK(support::same_bits(energy.elements(), plain.energy.elements()));
-    std::vector<std::byte> const memory = energy.memory();
-    for (std::size_t i = 64; i < 72; ++i) { CHECK(memory[i] == std::byte{0xFF}); }
-}
-
-TEST_CASE("a model without heads has no basis and no complaints")
-{
-    tensor<float, 3> const none{{0, 10, 16}};
-    fitted const f = fit(none);
-    CHECK(f.basis.count() == 0);
-    tensor<float, 3> const nothing{{0, 0, 0}};
-    CHECK(fit(nothing).basis.count() == 0);
-}
-
 TEST_CASE("a Gram matrix that is not finite is refused, naming the head, and nothing is written")
 {
     for (double const bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
@@ -464,77 +425,6 @@ TEST_CASE("NaN among the samples never becomes a basis")
     CHECK(text.starts_with("eigenbasis: gram of head 1 is not finite at"));
 }
 
-TEST_CASE("the basis stages refuse shapes that disagree, naming argument, shape and extent")
-{
-    tensor<float, 3> const x = samples_of<float>(2, 20, 8);
-    tensor<float, 3> basis{{2, 8, 8}};
-    tensor<float, 3> small{{2, 8, 7}};
-    tensor<float, 2> energy{{2, 8}};
-    tensor<float, 2> few{{1, 8}};
-    tensor<double, 3> gram{{2, 8, 9}};
-    tensor<float, 3> const flat{{2, 20, 0}};
-    workspace count;
-    host const on{&count};
-    CHECK(error_text<invalid_argument>([&] { fit_basis(on, x.in(), small.out(), energy.out()); })
-          == "fit_basis: basis must be [H,D,D] = [2, 8, 8], its extent 2 is 7");
-    CHECK(error_text<invalid_argument>([&] { fit_basis(on, x.in(), basis.out(), few.out()); })
-          == "fit_basis: energy must be [H,D] = [2, 8], its extent 0 is 1");
-    CHECK(error_text<invalid_argument>([&] { accumulate_gram(on, x.in(), gram.out()); })
-          == "accumulate_gram: gram must be [H,D,D] = [2, 8, 8], its extent 2 is 9");
-    CHECK(error_text<invalid_argument>([&] { accumulate_gram(on, flat.in(), gram.out()); })
-          == "accumulate_gram: samples [H, S, D] has D = 0");
-    CHECK(error_text<invalid_argument>([&] { fit_basis(on, flat.in(), basis.out(), energy.out()); })
-          == "fit_basis: samples [H, S, D] has D = 0");
-    CHECK(error_text<invalid_argument>([&] { eigenbasis(on, gram.in(), basis.out(), energy.out()); })
-          == "eigenbasis: gram must be [H,D,D] = [2, 9, 9], its extent 1 is 8");
-}
-
-TEST_CASE("the basis stages refuse null pointers, overlaps and misaligned outputs")
-{
-    tensor<float, 3> x = samples_of<float>(2, 20, 8);
-    tensor<float, 3> basis{{2, 8, 8}};
-    tensor<float, 2> energy{{2, 8}};
-    tensor<float, 3> odd{{2, 8, 8}, {.misalign = 2}};
-    host const any{};
-    support::scratch_memory memory{1 << 20};
-    workspace scratch{memory.span()};
-    host const on{&scratch};
-    CHECK(error_text<invalid_argument>([&] {
-        fit_basis(on, in(any, static_cast<float*>(nullptr), 2, 20, 8), basis.out(), energy.out());
-    }) == "fit_basis: samples is null but not empty");
-    CHECK(error_text<invalid_argument>([&] { fit_basis(on, x.in(), out(any, x.data() + 64, 2, 8, 8), energy.out()); })
-          == "fit_basis: basis overlaps samples");
-    CHECK(error_text<invalid_argument>([&] { fit_basis(on, x.in(), basis.out(), out(any, basis.data() + 127, 2, 8)); })
-          == "fit_basis: energy overlaps basis");
-    CHECK(error_text<invalid_argument>([&] {
-        fit_basis(on, x.in(), out(any, basis.data(), {2, 8, 8}, {0, 8, 1}), energy.out());
-    }) == "fit_basis: basis overlaps itself: stride 0 of dimension 0 is below 1");
-    CHECK(error_text<invalid_argument>([&] { fit_basis(on, x.in(), odd.out(), energy.out()); })
-          == "fit_basis: basis is not aligned to 4 bytes");
-    auto* const workspace_memory = reinterpret_cast<float*>(memory.span().data());
-    tensor<double, 3> const gram = gram_of(x);
-    CHECK(error_text<invalid_argument>([&] {
-        eigenbasis(on, gram.in(), out(any, workspace_memory, 2, 8, 8), energy.out());
-    }) == "eigenbasis: basis overlaps the workspace");
-}
-
-TEST_CASE("fit_basis names the scratch it needs when it gets one byte too few, and writes nothing")
-{
-    tensor<float, 3> const x = samples_of<float>(2, 20, 8);
-    tensor<float, 3> basis{{2, 8, 8}};
-    tensor<float, 2> energy{{2, 8}};
-    auto const call         = [&](host const& on) { fit_basis(on, x.in(), basis.out(), energy.out()); };
-    std::size_t const bytes = support::scratch_bytes(call);
-    support::scratch_memory memory{bytes};
-    workspace small{memory.span().first(bytes - 1)};
-    std::vector<std::byte> const before = basis.memory();
-    std::string const text              = error_text<insufficient_workspace>([&] { call(host{&small}); });
-    CAPTURE(text);
-    CHECK(text.ends_with(
-        "the workspace holds " + std::to_string(bytes - 1) + " bytes, " + std::to_string(bytes) + " are needed"));
-    CHECK(basis.memory() == before);
-}
-
 TEST_CASE("the scratch of fit_basis does not grow with the number of samples")
 {
     auto const bytes = [](index_t count) {
@@ -546,15 +436,4 @@ TEST_CASE("the scratch of fit_basis does not grow with the number of samples")
     };
     CHECK(bytes(100000) == bytes(10000000));
     CHECK(bytes(100000) > 0);
-}
-
-TEST_CASE("an executor's exception passes through fit_basis")
-{
-    struct refusing
-    {
-        int threads() const { return 2; }
-        void parallel_for(index_t, cpu::executor_ref::task_function, void*) { throw std::runtime_error{"no threads"}; }
-    } executor;
-    tensor<float, 3> const x = samples_of<float>(2, 20, 8);
-    CHECK(error_text<std::runtime_error>([&] { static_cast<void>(fit(x, executor)); }) == "no threads");
 }

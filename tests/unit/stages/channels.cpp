@@ -102,7 +102,8 @@ TEST_CASE_TEMPLATE(
     }
 }
 
-TEST_CASE("no period of a text hides a channel, or makes it look larger: keys, queries and values, however many there are")
+TEST_CASE(
+    "no period of a text hides a channel, or makes it look larger: keys, queries and values, however many there are")
 {
     source random{"channels periods"};
     for (index_t const tokens : {300, 700, 5000, 20000})
@@ -114,8 +115,10 @@ TEST_CASE("no period of a text hides a channel, or makes it look larger: keys, q
                 CAPTURE(tokens);
                 CAPTURE(period);
                 CAPTURE(phase);
-                auto keys      = rows<float>(random, 1, tokens, 3, [](index_t) { return 0.0; }, [](index_t) { return 1.0; });
-                auto queries   = rows<float>(random, 1, tokens, 3, [](index_t) { return 0.0; }, [](index_t) { return 0.1; });
+                auto keys = rows<float>(
+                    random, 1, tokens, 3, [](index_t) { return 0.0; }, [](index_t) { return 1.0; });
+                auto queries = rows<float>(
+                    random, 1, tokens, 3, [](index_t) { return 0.0; }, [](index_t) { return 0.1; });
                 double of_kind = 0;
                 for (index_t t = phase; t < tokens; t += period, ++of_kind)
                 {
@@ -226,19 +229,4 @@ TEST_CASE_TEMPLATE(
             CHECK(error_of(none, tall, even, false) < 1.6 * best);
         }
     }
-}
-
-TEST_CASE("fit_channels refuses shapes that disagree")
-{
-    tensor<float, 3> const queries{{4, 5, 16}}, keys{{2, 9, 16}};
-    tensor<float, 3> channels{{2, 3, 16}}, small{{2, 2, 16}};
-    auto const message = [&](auto const& q, auto const& k, auto& c) {
-        return support::error_text<invalid_argument>(
-            [&] { support::run([&](cpu::backend const& on) { fit_channels(on, q.in(), k.in(), c.out()); }); });
-    };
-    CHECK(message(queries, keys, small) == "fit_channels: channels must be [H,3,D] = [2, 3, 16], its extent 1 is 2");
-    CHECK(message(tensor<float, 3>{{3, 5, 16}}, keys, channels)
-          == "fit_channels: queries [H*G, Q, D] has 3 query heads, which 2 KV heads do not divide");
-    CHECK(message(tensor<float, 3>{{4, 5, 8}}, keys, channels)
-          == "fit_channels: queries must be [H*G,Q,D] = [4, 5, 16], its extent 2 is 8");
 }

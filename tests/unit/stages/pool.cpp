@@ -6,7 +6,6 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/thread_pool.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"
@@ -14,7 +13,6 @@
 #include "support/real.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -222,76 +220,17 @@ TEST_CASE("a NaN reaches all its neighbours and nobody else, with adaptive pooli
     }
 }
 
-TEST_CASE("layout, memory around the losses, and the number of threads change no bit of pool")
-{
-    source random{"pool layout"};
-    tensor<float, 3> const loss = random_losses(random, 3, 4, 20001);
-    for (pooling const kind : {pooling::max, pooling::mean, pooling::adaptive})
-    {
-        std::vector<float> const expected = pooled(loss, {7, kind}).elements();
-        for (support::placement const how : {support::placement{.swapped = true}, support::placement{.slack = 3},
-                 support::placement{.fence = support::guard::after},
-                 support::placement{.fence = support::guard::before}})
-        {
-            CHECK(support::same_bits(pooled(loss.relaid(how), {7, kind}, how).elements(), expected));
-        }
-        for (int const threads : {2, 3})
-        {
-            mdkv::cpu::thread_pool pool{threads};
-            CHECK(support::same_bits(pooled(loss, {7, kind}, {}, pool).elements(), expected));
-        }
-        tensor<float, 3> const padded = pooled(loss, {7, kind}, {.slack = 9});
-        tensor<float, 3> const fresh{{3, 4, 20001}, {.slack = 9}};
-        CHECK(padded.memory().size() == fresh.memory().size());
-        CHECK(support::same_bits(padded.elements(), expected));
-    }
-}
-
-TEST_CASE("pool serves empty tensors, and a dry run touches nothing")
-{
-    for (auto const& [heads, rungs, tokens] : {std::array<index_t, 3>{0, 4, 5}, {2, 0, 5}, {2, 4, 0}})
-    {
-        tensor<float, 3> const none{{heads, rungs, tokens}};
-        CHECK(pooled(none, {}).count() == 0);
-    }
-    mdkv::workspace counting;
-    mdkv::cpu::backend const on{&counting, {}};
-    mdkv::pool(on, mdkv::in(on, static_cast<float const*>(nullptr), 2, 4, 100), {},
-        mdkv::out(on, static_cast<float*>(nullptr), 2, 4, 100));
-    CHECK(counting.bytes() == 0);
-}
-
-TEST_CASE("pool names what is wrong with its arguments")
+TEST_CASE("pool refuses a width that is even or not positive")
 {
     std::vector<float> values(2000, 1.0F);
     mdkv::workspace counting;
     mdkv::cpu::backend const on{&counting, {}};
-    auto const loss = mdkv::in(on, values.data(), 2, 4, 100);
     auto const call = [&](auto const& from, pool_options options, auto const& to) {
         return error_text<mdkv::invalid_argument>([&] { mdkv::pool(on, from, options, to); });
     };
-    auto const out = mdkv::out(on, values.data() + 1000, 2, 4, 100);
+    auto const loss = mdkv::in(on, values.data(), 2, 4, 100);
+    auto const out  = mdkv::out(on, values.data() + 1000, 2, 4, 100);
     CHECK(call(loss, {.width = 4}, out) == "pool: width is 4; it must be odd and at least 1");
     CHECK(call(loss, {.width = 0}, out) == "pool: width is 0; it must be odd and at least 1");
     CHECK(call(loss, {.width = -3}, out) == "pool: width is -3; it must be odd and at least 1");
-    CHECK(call(loss, {}, mdkv::out(on, values.data() + 1000, 2, 4, 99))
-          == "pool: pooled must be [H,R,N] = [2, 4, 100], its extent 2 is 99");
-    CHECK(call(loss, {}, mdkv::out(on, values.data() + 799, 2, 4, 100)) == "pool: pooled overlaps loss");
-    CHECK(error_text<mdkv::invalid_argument>([&] { mdkv::pool(mdkv::cpu::backend{}, loss, {}, out); })
-          == "backend: it has no workspace; give it one (an empty one only counts)");
-}
-
-TEST_CASE("pool refuses losses or results inside its workspace")
-{
-    alignas(mdkv::workspace::alignment) std::array<std::byte, 1024> memory{};
-    mdkv::workspace scratch{memory};
-    mdkv::cpu::backend const on{&scratch};
-    std::vector<float> values(100, 1.0F);
-    auto* const inside = reinterpret_cast<float*>(memory.data() + 512);
-    auto const refused = [&](float* loss, float* pooled) {
-        return error_text<mdkv::invalid_argument>(
-            [&] { mdkv::pool(on, mdkv::in(on, loss, 1, 1, 100), {}, mdkv::out(on, pooled, 1, 1, 100)); });
-    };
-    CHECK(refused(inside, values.data()) == "pool: loss overlaps the workspace");
-    CHECK(refused(values.data(), inside) == "pool: pooled overlaps the workspace");
 }

@@ -92,8 +92,7 @@ struct attend_job
     float* sums            = nullptr; // [splits, G, sizes.sums()]
     float* coded_weights   = nullptr; // [splits, G] weights of rotated tokens, whose values are centred
 
-    /// Most splits that the cache may be cut into, if arena and tail are full: in a dry run the directory may not exist
-    /// yet.
+    /// Most splits that the cache may be cut into, if arena and tail are full: in a dry run the directory may not exist yet.
     [[nodiscard]] index_t most() const
     {
         index_t const heads = cache.layout.heads;
@@ -284,8 +283,7 @@ struct attend_job
         }
     }
 
-    /// Begin of the keys read after run r of head h, in its next run or a later head. After the last run: begin of its own
-    /// keys.
+    /// Begin of the keys read after run r of head h, in its next run or a later head. After the last run: begin of its own keys.
     [[nodiscard]] std::byte const* begin_behind(index_t h, std::size_t r) const noexcept
     {
         std::size_t const runs = mdkv::detail::most_runs(cache.layout);

@@ -26,8 +26,7 @@ struct coded_columns
     index_t bytes;       ///< bytes of one token's codes
 };
 
-/// For each head and each half of the codes: adds `vectors` vectors of columns from byte b on, but none past the half's
-/// end.
+/// For each head and each half of the codes: adds `vectors` vectors of columns from byte b on, but none past the half's end.
 MDKV_OUTLINE inline void add_ragged(simd::floats const* more, int heads, int halves, int vectors, index_t b,
     coded_columns const& from, sum_rows const& sums) noexcept
 {
@@ -56,8 +55,7 @@ template <int Bits, int G, int Vectors>
     constexpr int count     = G * halves * Vectors;
     constexpr short least   = short_sums<Bits> ? least_short : 0;
     constexpr index_t asked = 4 * Vectors * lanes; // bytes prefetched for each four tokens but the first
-    // Both halves of 4-bit codes have the same numbers. Halves of 8-bit codes have their own: one at a time needs fewer
-    // registers.
+    // Both halves of 4-bit codes have the same numbers. Halves of 8-bit codes have their own: one at a time needs fewer registers.
     constexpr int steps          = Bits == 8 ? 2 : 1;
     constexpr index_t head_bytes = sizeof weights.numbers[0];
     index_t const row_bytes      = 4 * from.bytes;

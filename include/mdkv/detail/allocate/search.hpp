@@ -231,8 +231,7 @@ struct narrow
     }
 };
 
-/// Adds up the bytes that the ties of each piece would take. Skips stretches whose histogram has no entry in the last level's
-/// bin.
+/// Adds up the bytes that the ties of each piece would take. Skips stretches whose histogram has no entry in the last level's bin.
 struct weigh_ties
 {
     static constexpr char const* name = "allocate_weigh_ties";

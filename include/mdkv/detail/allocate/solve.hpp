@@ -3,6 +3,7 @@
 
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/float_environment.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -61,6 +62,7 @@ void solve(B const& on, work const& w, index_t words)
 /// the rungs without projections and all rungs.
 [[nodiscard]] inline work arrange(rung_costs const& costs, bool by_use, index_t tokens)
 {
+    float_environment const standard; // for the factors
     work w{};
     w.costs       = costs;
     w.widest_step = costs.bytes[costs.size() - 1] - costs.bytes[0];
