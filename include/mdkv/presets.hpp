@@ -47,6 +47,7 @@ struct replay_part
     index_t ahead = 256;                 ///< replay_options::ahead
     bool own      = false;               ///< replay_options::own
     float join    = 0.0F; ///< weight of the last queries' losses beside the replayed ones: `join`. 0: none
+    row_norm last = row_norm::sum; ///< norm over the last queries' rows if they are joined; a `reader` adds them up
 };
 
 /// How all layers of a prompt share one budget: `balance`.
@@ -173,7 +174,7 @@ inline constexpr preset best{.name = "best",
     .queries                       = 64,
     .question                      = 32,
     .early_weight                  = 0.2F,
-    .replayed                      = replay_part{.ahead = 1024, .join = 2.0F},
+    .replayed                      = replay_part{.ahead = 512, .join = 0.5F, .last = row_norm::maximum},
     .shared                        = sharing_part{.depth = 1.0F},
     .stand_ins                     = 32,
     .stand_in_part                 = 8,
@@ -182,8 +183,8 @@ inline constexpr preset best{.name = "best",
     .refitted                      = refit_part{}};
 
 /// For contexts whose questions come later (shared prefixes, documents): replayed rows alone, and statements unlike the rest
-/// of the text count more. It keeps passages that the last queries do not ask about; prose and chats that go on are further
-/// from the full cache's than with `best`, code at a sixteenth of the bytes is nearer.
+/// of the text count more. It keeps passages that the last queries do not ask about; text that goes on is further from
+/// the full cache's than with `best`.
 inline constexpr preset any_question{.name = "any_question",
     .ratios                                = bit_ratios,
     .pooling                               = {.width = 3, .kind = pooling::adaptive},

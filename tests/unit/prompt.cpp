@@ -393,6 +393,7 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
                 {.scale              = p.scale,
                     .lse             = slice<1>(*all.lse, x.count() - Q, Q),
                     .query_weights   = weights.in(),
+                    .norm            = p.replayed ? p.replayed->last : row_norm::sum,
                     .uniform_queries = p.uniform_queries(Q)},
                 scored.out());
         });
@@ -657,12 +658,9 @@ TEST_CASE("a prompt over ranks of which one differs is refused on every rank by 
         {"preset.replayed.own of rank 1 is not that of rank 0;",
             [](call& x) { x.p.replayed->own = !x.p.replayed->own; }, true},
         {"preset.replayed.join of rank 1 is not that of rank 0, ", [](call& x) { x.p.replayed->join += 1; }, true},
+        {"preset.replayed.last of rank 1 is not that of rank", [](call& x) { x.p.replayed->last = row_norm{1}; }, true},
         {"preset.refitted of rank 1 is not that of rank 0;",
-            [](call& x) {
-                if (!x.p.refitted) { x.p.refitted = refit_part{}; }
-                else { x.p.refitted->rows += 1; }
-            },
-            true},
+            [](call& x) { x.p.refitted = refit_part{.rows = refit_part{}.rows + 1}; }, true},
         {"preset.shared.depth of rank 1 is not that of rank 0, 1", [](call& x) { x.p.shared->depth = 2; }, true},
         {"preset.shared.leverage_power of rank 1 is not that of rank 0, ",
             [](call& x) { x.p.shared->leverage_power += 0.5F; }, true},

@@ -122,7 +122,7 @@ members<mdkv::pool_options> const pool_members{
 members<mdkv::replay_part> const replay_members{{"norm", plain<&mdkv::replay_part::norm>()},
     {"chunk", plain<&mdkv::replay_part::chunk>()}, {"sinks", plain<&mdkv::replay_part::sinks>()},
     {"ahead", plain<&mdkv::replay_part::ahead>()}, {"own", plain<&mdkv::replay_part::own>()},
-    {"join", plain<&mdkv::replay_part::join>()}};
+    {"join", plain<&mdkv::replay_part::join>()}, {"last", plain<&mdkv::replay_part::last>()}};
 members<mdkv::sharing_part> const sharing_members{
     {"depth", plain<&mdkv::sharing_part::depth>()}, {"leverage_power", plain<&mdkv::sharing_part::leverage_power>()}};
 members<mdkv::refit_part> const refit_members{{"blocks", plain<&mdkv::refit_part::blocks>()},

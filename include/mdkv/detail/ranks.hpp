@@ -107,7 +107,7 @@ struct shared_number
 };
 
 /// Preset, sizes and encoding of a prompt whose call agrees, causes before the numbers that follow from them.
-using prompt_numbers = array<shared_number, 36>;
+using prompt_numbers = array<shared_number, 37>;
 
 /// A call's part in the agreement of all ranks. It is made before arguments are checked. A call that ends without `settle` or
 /// `leave` reports failure: every other rank's next `settle` throws. Does nothing in a dry run or on one rank.

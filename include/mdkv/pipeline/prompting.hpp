@@ -110,7 +110,7 @@ template <element T, element U, backend B>
     index_t tokens, agreement<B::memory_space> const& agreed)
 {
     if (!agreed.open() || dry_run(on)) { return {}; }
-    replay_part const how = p.replayed.value_or(replay_part{});
+    replay_part const r   = p.replayed.value_or(replay_part{});
     sharing_part const of = p.shared.value_or(sharing_part{});
     rotary_encoding<B> const none;
     rotary_encoding<B> const& rope = p.replayed ? shape.encoding : none;
@@ -124,9 +124,9 @@ template <element T, element U, backend B>
         {"preset.question", p.question}, {"preset.early_weight", p.early_weight}, {"preset.uniform", p.uniform},
         {"preset.stand_ins", p.stand_ins}, {"preset.stand_in_part", p.stand_in_part},
         {"preset.coded_stand_ins", p.coded_stand_ins}, {"preset.window_part", p.window_part}, {"preset.scale", p.scale},
-        {"preset.replayed.norm", how.norm}, {"preset.replayed.chunk", how.chunk}, {"preset.replayed.sinks", how.sinks},
-        {"preset.replayed.ahead", how.ahead}, {"preset.replayed.own", how.own}, {"preset.replayed.join", how.join},
-        shared_number::hash("preset.refitted", p.refitted ? hash_of(*p.refitted) : 0),
+        {"preset.replayed.norm", r.norm}, {"preset.replayed.chunk", r.chunk}, {"preset.replayed.sinks", r.sinks},
+        {"preset.replayed.ahead", r.ahead}, {"preset.replayed.own", r.own}, {"preset.replayed.join", r.join},
+        {"preset.replayed.last", r.last}, shared_number::hash("preset.refitted", p.refitted ? hash_of(*p.refitted) : 0),
         {"preset.shared.depth", of.depth}, {"preset.shared.leverage_power", of.leverage_power},
         {"encoding.base", rope.base}, {"encoding.rotating", rope.rotating}, {"encoding.pairs", rope.pairs},
         shared_number::hash("encoding.frequencies", rope.frequencies ? hash_of(on, *rope.frequencies) : 0)}};
@@ -285,14 +285,14 @@ struct prompt_work
         if (!scores)
         {
             mdkv::pool(on, as_input(found), p.pooling, pooled);
-            run(on, copy_rows<B, float>{as_input(pooled), found});
-            return;
+            return run(on, copy_rows<B, float>{as_input(pooled), found});
         }
         fill_query_weights(on, weights, p.early_weight, p.question);
         score_options<B> options{.scale = p.scale,
             .lse                        = last<1>(rows.lse, Q),
             .lse_elsewhere              = last<1>(rows.lse_elsewhere, Q),
             .query_weights              = as_input(weights),
+            .norm                       = p.replayed ? p.replayed->last : row_norm::sum,
             .uniform_queries            = p.uniform_queries(Q)};
         if (p.ratios.any_rotated()) { options.channels = as_input(item_of(channels, l)); }
         score(on, queries, keys, values, slice<1>(rows.keys, N, one.window), layer_of(key_bases, l),
