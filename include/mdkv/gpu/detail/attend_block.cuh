@@ -381,9 +381,8 @@ struct attend_block
         });
     }
 
-    /// Writes query g's fragments. Products with queries that the block does not have are anything, and nobody reads their sums.
-    /// Numbers are multiplied by powers of two, so that the largest
-    /// coordinate is from 256 to 512; `factor` takes that back. For one warp.
+    /// Writes query g's fragments, numbers times powers of two, so that the largest is from 256 to 512; `factor` takes that back.
+    /// Nobody reads what comes of queries that the block does not have. For one warp.
     template <storage Kind>
     __device__ void write_fragments(int g, float const* q) const
     {
