@@ -101,12 +101,10 @@ struct operand
             x.extents.push_back(one.substr(equals + 1)); // all of it without '='
         }
         x.fill = [value](std::byte* to, source& random, std::span<index_t const> at) {
+            [[maybe_unused]] auto const next = value(random, at);
             E element{};
-            if constexpr (std::same_as<E, mdkv::half>)
-            {
-                element = mdkv::narrow<E>(static_cast<float>(value(random, at)));
-            }
-            else if constexpr (std::is_arithmetic_v<E>) { element = static_cast<E>(value(random, at)); }
+            if constexpr (std::same_as<E, mdkv::half>) { element = mdkv::narrow<E>(static_cast<float>(next)); }
+            else if constexpr (std::is_arithmetic_v<E>) { element = static_cast<E>(next); }
             std::memcpy(to, &element, sizeof element);
         };
         return x;
