@@ -1,6 +1,7 @@
 /// \file operands.hpp: operands of a call, described by name, letters and element, and placed in memory in any way
 #pragma once
 
+#include <mdkv/core/allocation.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 
@@ -9,9 +10,7 @@
 #include "support/random.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +21,6 @@
 #include <span>
 #include <sstream>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -104,7 +102,8 @@ struct operand
             [[maybe_unused]] auto const next = value(random, at);
             E element{};
             if constexpr (std::same_as<E, mdkv::half>) { element = mdkv::narrow<E>(static_cast<float>(next)); }
-            else if constexpr (std::is_arithmetic_v<E>) { element = static_cast<E>(next); }
+            else if constexpr (std::floating_point<E>) { element = static_cast<E>(next); }
+            else if constexpr (std::integral<E>) { element = static_cast<E>(static_cast<index_t>(next)); }
             std::memcpy(to, &element, sizeof element);
         };
         return x;
@@ -194,11 +193,16 @@ public:
     [[nodiscard]] std::byte* data() const { return data_; }
     [[nodiscard]] std::size_t length() const { return length_; } ///< bytes from the first element to the last one's end
 
-    /// The elements in index order.
+    /// The elements in index order, zeros for what an allocation has between its members.
     [[nodiscard]] contents elements() const
     {
         contents values;
-        for (index_t i = 0; i < count_; ++i) { values.insert(values.end(), place(i), place(i) + size_); }
+        for (index_t i = 0; i < count_ * static_cast<index_t>(size_); ++i)
+        {
+            auto const at = static_cast<std::size_t>(i) % size_;
+            bool const no = size_ == sizeof(mdkv::allocation) && at > 0 && at < offsetof(mdkv::allocation, multiplier);
+            values.push_back(no ? std::byte{0} : place(i / static_cast<index_t>(size_))[at]);
+        }
         return values;
     }
     /// Whether all that is no element is as it was.

@@ -160,8 +160,7 @@ template <element T, class Cache>
     cache_layout const& layout, Cache const& cache, index_t h, std::size_t i) noexcept
 {
     constexpr int unit = sizeof(T);
-    bool const of_rung = i < layout.rungs;
-    bool const tail    = i > layout.rungs;
+    bool const of_rung = i < layout.rungs, tail = i > layout.rungs;
     if (of_rung ? !layout.own_run(i) : tail && cache.tail_capacity == 0) { return {}; }
     head_dims const dims = of_rung ? head_dims{layout.key_coordinates[i], layout.value_coordinates[i]} : layout.dims;
     storage const kind   = of_rung ? layout.kinds[i] : storage::plain;
@@ -169,8 +168,9 @@ template <element T, class Cache>
     run_entry const run  = tail ? run_entry{cache.tail_capacity, begin, begin + cache.tail_capacity * dims.keys * unit}
                            : of_rung ? cache.heads[h].runs[i]
                                      : cache.heads[h].exact;
+    auto* const memory   = tail ? cache.tail : cache.arena; // null in a dry run
     auto const rows      = [&](index_t from, index_t coordinates, bool of_values) {
-        return run_rows{(tail ? cache.tail : cache.arena) + from, run.tokens, static_cast<int>(coordinates),
+        return run_rows{memory == nullptr ? memory : memory + from, run.tokens, static_cast<int>(coordinates),
             static_cast<int>(coordinate_bytes(kind, coordinates, unit)), unit, kind, of_values};
     };
     return {rows(run.keys, dims.keys, false), rows(run.values, dims.values, true),
