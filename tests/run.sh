@@ -183,7 +183,7 @@ part_compilers() {
     gpu_leg gpu-benches mdkv_gpu_bench '^consumer/(install|cuda)$' -DMDKV_TEST_SOURCES=/version -DMDKV_BUILD_BENCH=ON
 }
 
-# The second model; the runner beside Python's packages; both versions of transformers; the package's build with CUDA.
+# The second model; the runner beside Python's packages; the older transformers; LMCache; the package's build with CUDA.
 part_models() {
     setup_test_models
     if (setup_second_model); then export MDKV_SECOND_MODEL=$mdkv_cache/$second_model_name; fi
@@ -191,7 +191,6 @@ part_models() {
         -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_BUILD_EXAMPLES=OFF "${small[@]}"
     crosschecks "$build/models/tests"
     if build_package; then
-        package_tests new
         package_tests kvpress
         package_tests lmcache "$mdkv_root/examples/python/tests/test_lmcache.py"
         if has_nvcc; then
