@@ -74,7 +74,7 @@ struct policy
     ranking rank  = ranking::none;
     sharing share = sharing::uniform;
     std::vector<std::string> parameters{};       // that may be set
-    mdkv::preset options = mdkv::presets::evict; // of caches made of rungs; selected ones use its pooling
+    mdkv::preset options = mdkv::presets::evict; // for caches made of rungs; selected ones use its pooling
     bool while_reading   = false; // compressed chunk by chunk, in memory that does not grow with the prompt
     std::optional<float> slack{}; // reader_options::slack
     double beta = 0;              // how uneven pyramid and head_scores are

@@ -115,8 +115,8 @@ template <class Kernel>
     return counting.bytes();
 }
 
-/// Enqueues `blocks` blocks of Kernel::threads threads, or nothing if `blocks` is 0. Kernel::blocks_per_multiprocessor, the number
-/// of blocks to run at once, is optional.
+/// Enqueues `blocks` blocks of Kernel::threads threads, or nothing if `blocks` is 0.
+/// Kernel::blocks_per_multiprocessor, how many are to run at once, is optional.
 /// \throws invalid_argument   a block needs more shared memory than the device gives it
 /// \throws cuda_error         the start failed
 template <class Kernel>

@@ -99,7 +99,7 @@ struct attend_batch
             expects(held <= most_held, "attend: a cache has ", held, " bytes; on a GPU it may have ", most_held);
             int const head_rows    = static_cast<int>(query_heads / layout.heads * n);
             index_t const replicas = (head_rows + attend_queries - 1) / attend_queries * column_blocks;
-            expects(layout.heads < 4096 / runs, "attend: ", layout.heads, " heads with ", runs,
+            expects(layout.heads <= 4095 / runs, "attend: ", layout.heads, " heads with ", runs,
                 " runs each are more than 4095 in all");
             index_t const cut  = most_cut(cache.tail_capacity);
             index_t const room = attend_slices / replicas;

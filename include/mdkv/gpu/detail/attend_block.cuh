@@ -26,8 +26,8 @@
 namespace MDKV_NAMESPACE::gpu::kernels
 {
 
-/// x := H x / sqrt(n) by the lanes of a warp, in the order of detail/hadamard.hpp: of one block of n = `size` numbers, up to 32, or
-/// of Numbers / 2 groups of 64.
+/// x := H x / sqrt(n) by the lanes of a warp, in the order of detail/hadamard.hpp, for a block of n = `size` numbers up to 32, or
+/// for Numbers / 2 groups of 64.
 template <int Numbers>
 __device__ __forceinline__ void rotate_block(float* x, int size)
 {
