@@ -47,7 +47,7 @@ int main()
     std::vector<index_t> first(H * (R + 1));
     allocation report;
     auto const rung = out(on, rung_of.data(), H, N);
-    allocate(on, as_input(smooth), costs, in(on, &limit, 1), {}, rung, out(on, &report, 1));
+    allocate(on, {as_input(smooth), rung}, costs, in(on, &limit, 1), {}, out(on, &report, 1));
     list_slots(on, as_input(rung), out(on, positions.data(), H, N), out(on, first.data(), H, R + 1));
 
     // The packed cache, and one token's attention over it.

@@ -35,8 +35,9 @@ outcome allocated(
     auto const call = [&](mdkv::cpu::backend on, index_t bytes) {
         on.ranks                 = ranks;
         float const* const begin = in.loss.data() + first * in.rungs() * in.tokens;
-        mdkv::allocate(on, mdkv::in(on, begin, heads, in.rungs(), in.tokens), in.costs(), mdkv::in(on, &bytes, 1), {},
-            mdkv::out(on, result.rung.data(), heads, in.tokens), mdkv::out(on, result.report.data(), 1));
+        mdkv::allocate(on,
+            {mdkv::in(on, begin, heads, in.rungs(), in.tokens), mdkv::out(on, result.rung.data(), heads, in.tokens)},
+            in.costs(), mdkv::in(on, &bytes, 1), {}, mdkv::out(on, result.report.data(), 1));
     };
     mdkv::workspace count; // a dry run is each rank's own, so it has a valid limit
     call({&count}, std::max<index_t>(limit, 0));

@@ -5,6 +5,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -78,23 +79,67 @@ struct rung_costs
     }
 };
 
-/// Which heads pay for projections.
+/// Losses of heads' tokens at every rung, and the rungs that they get. Heads have tokens of one number, or lists of tokens that
+/// follow one another without padding.
+template <space S>
+struct list_losses
+{
+    view<float const, 3, S> loss{};  ///< [H, R, N]  N tokens of the longest head; stride 0 between heads of lists
+    view<std::uint8_t, 2, S> rung{}; ///< [H, N]     the same
+    view<index_t const, 1, S>
+        first{};        ///< [H + 1]    where heads' lists begin and the last one ends; empty: there are none
+    index_t tokens = 0; ///< of all lists in `loss`
+    index_t rungs  = 0; ///< of all lists in `rung`
+
+    list_losses() = default;
+    /// \param loss_  [H, R, N]  pooled or not; need not fall with the rung
+    /// \param rung_  [H, N]     receives the index of the chosen rung
+    constexpr list_losses(view<float const, 3, S> const& loss_, view<std::uint8_t, 2, S> const& rung_) noexcept
+        : loss{loss_}
+        , rung{rung_}
+    {}
+    /// \param loss_    [R, M]   M tokens, head after head
+    /// \param rung_    [M]
+    /// \param first_   [H + 1]  where each head's tokens begin, ascending, and where the last one's end; at most M
+    /// \param longest  tokens of the longest head, on all ranks
+    constexpr list_losses(view<float const, 2, S> const& loss_, view<std::uint8_t, 1, S> const& rung_,
+        view<index_t const, 1, S> const& first_, index_t longest) noexcept
+        : loss{loss_.data_handle(), {first_.extent(0) - 1, loss_.extent(0), longest}, {0, loss_.stride(0), 1}}
+        , rung{rung_.data_handle(), {first_.extent(0) - 1, longest}, {0, 1}}
+        , first{first_}
+        , tokens{loss_.extent(1)}
+        , rungs{rung_.extent(0)}
+    {}
+
+    [[nodiscard]] MDKV_HD constexpr index_t heads() const noexcept { return loss.extent(0); }
+    [[nodiscard]] MDKV_HD constexpr index_t longest() const noexcept { return loss.extent(2); }
+    [[nodiscard]] MDKV_HD constexpr index_t begin(index_t h) const noexcept { return first.empty() ? 0 : first(h); }
+    /// Tokens of head h.
+    [[nodiscard]] MDKV_HD constexpr index_t count(index_t h) const noexcept
+    {
+        return first.empty() ? longest() : first(h + 1) - first(h);
+    }
+    /// Losses of head h at rung r.
+    [[nodiscard]] MDKV_HD constexpr float const* losses_at(index_t h, index_t r) const noexcept
+    {
+        return loss.row(h, r) + begin(h);
+    }
+    [[nodiscard]] MDKV_HD constexpr std::uint8_t* rungs_of(index_t h) const noexcept { return rung.row(h) + begin(h); }
+};
+
+/// Whether heads pay for projections.
 enum class projection_charge : std::uint8_t
 {
-    by_use, ///< a head that uses a projected rung, for the widest one it uses; decided with everything else
-    always  ///< every head, for the widest projected rung of the set, as the paper words it
+    if_better, ///< all heads, for the widest projected rung, or none, which have no projected rungs then: where less is lost
+    always ///< all heads, as the paper words it; none if the limit does not hold the projections
 };
 
 struct allocate_options
 {
-    /// Spend the leftover, first on ties, then on upgrades. If false, the dual's own choice is reported: no allocation
-    /// of the same bytes loses less, but heads that change their projections may leave much of the limit.
-    bool spend_leftover = true;
+    projection_charge charge = projection_charge::if_better;
 
-    projection_charge charge = projection_charge::by_use;
-
-    /// Over ranks: number of layers that the heads belong to, layer by layer from `rank_heads::first_layer` on; all layers share
-    /// the limit. 0: the heads are of one layer, which has the limit for itself.
+    /// Over ranks: number of layers that the heads belong to, layer by layer from `rank_heads::first_layer` on. 0: the heads are
+    /// of one layer, and its number does not count.
     index_t layers = 0;
 };
 

@@ -169,8 +169,9 @@ struct recompressing
     out_view<index_t, 2, B> first = slice<1>(counts, 0, rungs + 1); ///< where each rung's slots begin
     out_view<float, 1, B> weights = scratch_view<float>(on, frame, weighs ? queries.extent(1) : 0);
     out_view<std::int64_t, 1, B> sums =
-        scratch_view<std::int64_t>(on, frame, index_t{ranks_of(on) == nullptr ? 0 : 4}); ///< over ranks
-    bool executes = frame.ready();
+        scratch_view<std::int64_t>(on, frame, index_t{ranks_of(on) == nullptr ? 0 : 5}); ///< over ranks
+    bool executes       = frame.ready();
+    index_t projections = 0; ///< stored bytes
 
     /// Returns the report; `cache`, the present one or another, is replaced last.
     template <class Cache>
@@ -266,7 +267,6 @@ struct recompressing
         workspace::frame losses{*on.scratch, "recompress"};
         auto const loss    = scratch_view<float>(on, losses, H, rungs, M);
         auto const limit   = scratch_view<index_t>(on, losses, 1);
-        auto const reports = scratch_view<allocation>(on, losses, 1);
         static_cast<void>(losses.ready());
         expects_finite(on, "recompress: queries", queries);
         expects_finite(on, "recompress: keys by slot", as_input(keys));
@@ -274,8 +274,15 @@ struct recompressing
         expects_finite(on, "recompress: window keys", as_input(window_keys));
         score_slots(loss);
         agreed.leave();
-        allocation const chosen = allocate_within(on, bytes, limit, reports,
-            rung_costs{ratios, shape.dims, shape.element_bytes}, options.allocation, rung, as_input(loss));
+        run(on, fill<index_t>{limit.data_handle(), bytes, 1});
+        rung_costs costs{ratios, shape.dims, shape.element_bytes};
+        for (std::size_t r = 0; r < costs.size();
+             ++r) // no projections are made: heads pay for an average of those they have
+        {
+            if (costs.projected[r]) { costs.projection[r] = (projections + numbers.all - 1) / numbers.all; }
+        }
+        allocation const chosen =
+            total_of(allocate_within(on, as_input(limit), costs, options.allocation, {as_input(loss), rung}));
         expects<non_finite_input>(chosen.status != allocation_status::non_finite_loss,
             "recompress: a loss is NaN or infinite; stored vectors or queries are too large to multiply",
             options.lse_elsewhere ? ", or options.lse_elsewhere holds a NaN or a value above 1e30" : "");
@@ -331,7 +338,7 @@ struct recompressing
     }
 
     /// The allocation that leaves all tokens at their present rungs.
-    [[nodiscard]] allocation everything_kept() const
+    [[nodiscard]] allocation everything_kept()
     {
         index_t const fixed = shape.window_bytes() + stand_in_bytes(by_slot.cache);
         allocation kept{.status = allocation_status::everything_kept, .limit = limit_bytes - fixed};
@@ -347,8 +354,10 @@ struct recompressing
                 tokens[r] += count;
                 kept.token_bytes += count * ratios.bytes(r, shape.dims, shape.element_bytes);
             }
+            head_entry const& stored = by_slot.cache.heads[h];
+            projections += (D * stored.key_columns + Dv * stored.value_columns) * shape.element_bytes;
             head_entry entry;
-            arena_bytes = lay_out_head<T>(by_slot.layout, tokens, arena_bytes, entry, by_slot.cache.heads[h].stand_ins);
+            arena_bytes = lay_out_head<T>(by_slot.layout, tokens, arena_bytes, entry, stored.stand_ins);
         }
         kept.charged_bytes = arena_bytes - fixed - kept.token_bytes;
         if (executes && ranks_of(on) != nullptr) { add_other_ranks(kept); }
@@ -357,17 +366,17 @@ struct recompressing
 
     /// Makes the bytes of this rank's heads those of all.
     /// \throws invalid_argument   a head is on no rank or on several, or the limit is below their windows and stand-ins; on every rank
-    void add_other_ranks(allocation& kept) const
+    void add_other_ranks(allocation& kept)
     {
         expects_every_head(on, "recompress", numbers, sums.data_handle());
-        array<std::int64_t, 4> bytes{
-            stand_in_bytes(by_slot.cache), kept.token_bytes, kept.charged_bytes, stand_in_channels(by_slot.cache)};
-        for (index_t i = 0; i < 4; ++i)
+        array<std::int64_t, 5> bytes{stand_in_bytes(by_slot.cache), kept.token_bytes, kept.charged_bytes,
+            stand_in_channels(by_slot.cache), projections};
+        for (index_t i = 0; i < 5; ++i)
         {
             run(on, fill<std::int64_t>{after(sums.data_handle(), i), bytes[static_cast<std::size_t>(i)], 1});
         }
-        sum_over_ranks(on, sums.data_handle(), 4);
-        fetch(on, sums.data_handle(), bytes.data(), 4);
+        sum_over_ranks(on, sums.data_handle(), 5);
+        fetch(on, sums.data_handle(), bytes.data(), 5);
         layer_shape of_all_ranks = shape;
         of_all_ranks.heads       = numbers.all;
         index_t const fixed      = of_all_ranks.window_bytes() + bytes[0];
@@ -376,6 +385,7 @@ struct recompressing
         kept.limit         = limit_bytes - fixed;
         kept.token_bytes   = bytes[1];
         kept.charged_bytes = bytes[2];
+        projections        = bytes[4];
     }
 
     /// The report on the settled rungs; waits.

@@ -3,15 +3,20 @@
 
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/float_environment.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/allocate/solve.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/allocate/assign.hpp>
+#include <mdkv/detail/allocate/search.hpp>
+#include <mdkv/detail/allocate/work.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/ranks.hpp>
+#include <mdkv/detail/threshold.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
+#include <vector>
 
 namespace MDKV_NAMESPACE
 {
@@ -34,134 +39,177 @@ namespace detail
     return hash;
 }
 
+/// The costs, and the factors that compare rungs.
+template <space S>
+[[nodiscard]] dual::work<S> arrange(rung_costs const& costs, list_losses<S> const& of)
+{
+    float_environment const standard; // for the factors
+    dual::work<S> w{};
+    w.costs       = costs;
+    w.charge      = costs.widest_projection();
+    w.widest_step = costs.bytes[costs.size() - 1] - costs.bytes[0];
+    w.widest_step = w.widest_step > 0 ? w.widest_step : 1;
+    w.of          = of;
+    rung_table all;
+    for (std::size_t r = 0; r < costs.size(); ++r)
+    {
+        all.add(r, costs.bytes[r]);
+        for (std::size_t a = 0; a < r; ++a) { all.compare(a, r, w.widest_step); }
+    }
+    w.inverse = all.inverse;
+    return w;
+}
+
+/// The jobs of one search in their order: ten launches on a GPU, whatever the losses.
+/// \param again  without projected rungs; only what loses less than before is kept
+template <backend B>
+void solve(B const& on, dual::work<B::memory_space> const& w, index_t words, bool again)
+{
+    constexpr space S = B::memory_space;
+    run(on, dual::begin<S>{w, words, again});
+    for (int level = 0; level < 3; ++level)
+    {
+        run(on, dual::weigh<S>{w});
+        sum_over_ranks(on, w.histogram, w.limits * dual::bins);
+        run(on, dual::narrow<S>{w}, w.limits);
+    }
+    run(on, dual::weigh_ties<S>{w});
+    sum_over_ranks(on, w.ties, w.limits * w.pieces());
+    run(on, dual::find_tie<S>{w}, w.limits);
+    run(on, dual::assign<S>{w, !again});
+    sum_over_ranks(on, w.counts, w.limits * (w.heads * index_t{max_rungs} + 1 + w.pieces()));
+    run(on, dual::conclude<S>{w, again}, w.limits);
+    if (again) { run(on, dual::assign<S>{w, true}); }
+}
+
+/// Takes the jobs' memory and solves: `mdkv::allocate` without its checks.
+/// \throws invalid_argument   over ranks: the ranks' heads are not all heads, each once
+template <backend B>
+void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs const& costs,
+    in_view<index_t, 1, B> limits, allocate_options options, head_numbers const& heads,
+    out_view<allocation, 1, B> report)
+{
+    index_t const all    = heads.all;
+    index_t const tokens = of.longest();
+    // Every sum of bytes is at most this one.
+    index_t const most = checked_multiply(checked_multiply(all, tokens), costs.bytes[costs.size() - 1]);
+    static_cast<void>(checked_add(most, checked_multiply(all, checked_add(costs.widest_projection(), costs.channels))));
+    auto w            = arrange(costs, of);
+    w.limits          = limits.extent(0);
+    w.limit_values    = limits.data_handle();
+    w.report          = report.data_handle();
+    w.heads           = w.limits > 0 ? all / w.limits : 0;
+    w.own_in_layer    = heads.own_in_layer;
+    w.layer_stride    = heads.shard.heads;
+    w.first_head      = heads.first;
+    w.pieces_per_head = (tokens + dual::piece_tokens - 1) / dual::piece_tokens;
+    index_t const words =
+        w.limits * (dual::bins + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1); // of all sums, from `histogram` on
+    workspace::frame frame{*on.scratch, "allocate"};
+    w.histogram = frame.template take<std::int64_t>(words);
+    w.searches  = frame.template take<dual::limit_search>(w.limits);
+    if (frame.ready()) // otherwise a dry run
+    {
+        expects_every_head(on, "allocate", heads, w.histogram);
+        w.ties         = w.histogram + w.limits * dual::bins;
+        w.counts       = w.ties + w.limits * w.pieces();
+        w.non_finite   = w.counts + all * index_t{max_rungs};
+        w.piece_losses = reinterpret_cast<double*>(w.non_finite + w.limits);
+    }
+    solve(on, w, words, false);
+    if (options.charge == projection_charge::if_better && w.charge > 0) { solve(on, w, words, true); }
+}
+
 } // namespace detail
 
-/// Chooses every token's rung: least total loss with token bytes and projections within the limit, by the Lagrangian dual
-/// (docs/method.md). Equal choices are settled by head and position. One limit is shared by the heads of the layer
-/// (MixedDimKV), each of H limits is one head's (MixedDimKV-H). If a rung needs channels of keys, their bytes are set aside for
-/// every head first. If the limit holds every token uncompressed, skip allocate.
+/// Chooses every token's rung: least total loss with token bytes and projections within the limits, by the Lagrangian dual
+/// (docs/method.md). Equal choices are settled by head and position. Limits are each for as many neighbouring heads: one is
+/// shared by all heads (MixedDimKV), H of them are the heads' own (MixedDimKV-H). If a rung needs channels of keys, their bytes
+/// are set aside for every head first. If a limit holds every token uncompressed, skip allocate.
 ///
-/// Over ranks (`mdkv::ranks`) the heads are this rank's, and the limit and the report are those of all ranks' heads; limits of
-/// heads need a backend without ranks.
+/// Over ranks (`mdkv::ranks`) the losses are of this rank's heads; limits and reports are those of all ranks' heads.
 ///
 /// \param on            backend: threads, scratch, ranks
-/// \param[in]  loss     [H, R, N]  pooled or not; need not fall with the rung
-/// \param[in]  costs    bytes of each rung
-/// \param[in]  limits   [1] or [H]  bytes for tokens, projections and channels of keys (the window not included)
-/// \param[in]  options  leftover and charge
-/// \param[out] rung     [H, N]     index of the chosen rung
-/// \param[out] report   [1] or [H], one for each limit
-/// \pre    costs ascend; 1 <= R <= 16; fewer than 2^33 tokens
-/// \cost   two to five passes over the losses, O(R^2) a token; scratch 18 KiB a limit, 128 bytes a head, 2.1 KiB for 8,192 tokens
-///         of a head. Charged by use one pass more for each width and three for each candidate, 16 KiB a head and width, and a
-///         byte a token and width. Over ranks 9 to 11 exchanges (docs/ranks.md), and scratch for the heads of all ranks
-/// \sync   returns when done (cpu); enqueued on the stream, at most 15 launches (gpu); over ranks a GPU is waited for
-/// \order  bitwise the same for equal inputs, for any number of threads and on every backend
-/// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit). Over ranks: a
-///                                 rank refuses its arguments, or ranks differ in them or have not every head once; on all
+/// \param[in,out] of   losses, and the rungs that are chosen
+/// \param[in]  costs    bytes of each rung; the cheapest takes none if heads have lists of their own
+/// \param[in]  limits   [n]  bytes for tokens, projections and channels of keys (the window not included); n divides the heads
+/// \param[in]  options  charge
+/// \param[out] report   [n]  one for each limit
+/// \pre    costs ascend; 1 <= R <= 16; no head has more tokens than the longest
+/// \cost   five passes over the losses, O(R^2) a token; scratch 16 KiB a limit, and for each head 128 bytes and 16 for 2,048
+///         tokens of the longest. `if_better` with projections takes a second search. Over ranks 7 exchanges (docs/ranks.md),
+///         and scratch for the heads of all ranks
+/// \sync   returns when done (cpu); enqueued on the stream, 11 launches, or 23 (gpu); over ranks a GPU is waited for
+/// \order  bitwise the same for equal inputs, for any number of threads and on every backend; for lists, too, the choice for
+///         heads that are padded to one length with tokens that lose nothing
+/// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit), or (cpu) lists
+///                                 leave the tokens or are longer than the longest. Over ranks: a rank refuses its arguments, or
+///                                 ranks differ in them or have not every head once; on all
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/stages/allocate.cpp, docs/numerics.md; report.status holds errors of the data (NaN losses, a limit below
 ///         the cheapest rungs), so that the same contract holds on a device
 template <backend B>
-void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, in_view<index_t, 1, B> limits,
-    allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)
+void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs const& costs,
+    in_view<index_t, 1, B> limits, allocate_options options, out_view<allocation, 1, B> report)
 {
-    index_t const heads = loss.extent(0);
     detail::agreement agreed{on};
     costs.expects_valid("allocate");
-    expects(limits.extent(0) == 1 || limits.extent(0) == heads, "allocate: limits has ", limits.extent(0),
-        " entries; it must have 1 (shared) or ", heads, " (one a head)");
-    detail::checks{on, "allocate"}
-        .in("loss", loss, {heads, static_cast<index_t>(costs.size()), loss.extent(2)}, "H,R,N")
-        .in("limits", limits, {limits.extent(0)}, "1 or H")
-        .out("rung", rung, {heads, loss.extent(2)}, "H,N")
-        .out("report", report, {limits.extent(0)}, "1 or H");
+    bool const lists    = !of.first.empty();
+    bool const readable = B::memory_space == space::host && !detail::dry_run(on);
+    index_t const count = limits.extent(0);
+    auto const R        = static_cast<index_t>(costs.size());
+    expects(of.heads() >= 0, "allocate: first [H + 1] is empty");
+    expects(of.longest() >= 0, "allocate: longest is ", of.longest(), "; it must not be negative");
+    expects(!lists || costs.bytes[0] == 0, "allocate: the cheapest rung takes ", costs.bytes[0],
+        " bytes a token; heads with different numbers of tokens need one that takes none");
+    auto const heads = detail::number_heads(on, "allocate", of.heads(), options.layers);
+    expects(heads.all == 0 || (count > 0 && heads.all % count == 0), "allocate: limits has ", count,
+        " entries, which do not divide the ", heads.all, " heads");
+    detail::checks arguments{on, "allocate"};
+    if (lists)
+    {
+        in_view<float, 2, B> const all{of.loss.data_handle(), {of.loss.extent(1), of.tokens}, {of.loss.stride(1), 1}};
+        out_view<std::uint8_t, 1, B> const rung{of.rung.data_handle(), {of.rungs}, {1}};
+        arguments.in("loss", all, {R, of.tokens}, "R,M")
+            .in("first", of.first, {of.heads() + 1}, "H+1")
+            .out("rung", rung, {of.tokens}, "M");
+    }
+    else
+    {
+        arguments.in("loss", of.loss, {of.heads(), R, of.longest()}, "H,R,N")
+            .out("rung", of.rung, {of.heads(), of.longest()}, "H,N");
+    }
+    arguments.in("limits", limits, {count}, "n").out("report", report, {count}, "n");
     if constexpr (B::memory_space == space::host)
     {
-        for (index_t i = 0; i < limits.extent(0) && !detail::dry_run(on); ++i)
+        for (index_t i = 0; i < count && readable; ++i)
         {
             expects(limits(i) >= 0, "allocate: limits[", i, "] is ", limits(i), "; it must not be negative");
         }
-    }
-    expects(limits.extent(0) == 1 || detail::ranks_of(on) == nullptr, "allocate: limits has ", limits.extent(0),
-        " entries; over ranks it must have 1, and limits for each head need a backend without ranks");
-    detail::staged(on, "allocate", [&](B const& with) {
-        if (agreed.open() && !detail::dry_run(with))
+        for (index_t h = 0; h < of.heads() && lists && readable; ++h)
         {
-            index_t limit = 0;
-            fetch(with, limits.data_handle(), &limit, 1);
-            agreed.settle("allocate", array<detail::shared_number, 6>{{{"loss: number N of tokens", loss.extent(2)},
-                                          detail::shared_number::hash("costs", detail::hash_of(costs)),
-                                          {"options.layers (0 or more)", options.layers > 0},
-                                          {"options.spend_leftover", options.spend_leftover},
-                                          {"options.charge", options.charge}, {"limits", limit}}});
-        }
-        detail::dual::allocate_stage(with, loss, costs, limits, options, rung, report);
-    });
-}
-
-/// The same for heads with different numbers of tokens, whose losses follow one another without padding.
-///
-/// \param on            backend: threads, scratch, ranks
-/// \param[in]  loss     [R, M]   M tokens, head after head
-/// \param[in]  first    [H + 1]  where each head's tokens begin, ascending, and where the last one's end; at most M
-/// \param      longest  tokens of the longest head, on all ranks
-/// \param[in]  costs    bytes of each rung; the cheapest rung takes none
-/// \param[in]  limit    [1]
-/// \param[in]  options  leftover and charge
-/// \param[out] rung     [M]
-/// \param[out] report   [1]
-/// \pre    no head has more tokens than `longest`
-/// \cost   the same
-/// \sync   the same
-/// \order  the same; bit for bit the choice for heads that are padded to one length with tokens that lose nothing
-/// \throws invalid_argument   a shape disagrees, the cheapest rung takes bytes, or (cpu) heads leave the tokens or `longest`; and
-///                            the other errors
-/// \see    tests/unit/stages/allocate.cpp
-template <backend B>
-void allocate(B const& on, in_view<float, 2, B> loss, in_view<index_t, 1, B> first, index_t longest,
-    rung_costs const& costs, in_view<index_t, 1, B> limit, allocate_options options, out_view<std::uint8_t, 1, B> rung,
-    out_view<allocation, 1, B> report)
-{
-    detail::agreement agreed{on};
-    costs.expects_valid("allocate");
-    index_t const heads  = first.extent(0) - 1;
-    index_t const tokens = loss.extent(1);
-    expects(heads >= 0, "allocate: first [H + 1] is empty");
-    expects(longest >= 0, "allocate: longest is ", longest, "; it must not be negative");
-    expects(costs.bytes[0] == 0, "allocate: the cheapest rung takes ", costs.bytes[0],
-        " bytes a token; heads with different numbers of tokens need one that takes none");
-    detail::checks{on, "allocate"}
-        .in("loss", loss, {static_cast<index_t>(costs.size()), tokens}, "R,M")
-        .in("first", first, {heads + 1}, "H+1")
-        .in("limit", limit, {1}, "1")
-        .out("rung", rung, {tokens}, "M")
-        .out("report", report, {1}, "1");
-    if constexpr (B::memory_space == space::host)
-    {
-        for (index_t h = 0; h < heads && !detail::dry_run(on); ++h)
-        {
-            index_t const n = first(h + 1) - first(h);
-            expects(first(h) >= 0 && n >= 0 && first(h + 1) <= tokens, "allocate: tokens of head ", h, " are ",
-                first(h), " to ", first(h + 1), "; they must be among the ", tokens,
-                " and follow those of the head before");
-            expects(n <= longest, "allocate: head ", h, " has ", n, " tokens, above longest = ", longest);
+            index_t const begin = of.first(h);
+            index_t const end   = of.first(h + 1);
+            expects(begin >= 0 && end >= begin && end <= of.tokens, "allocate: tokens of head ", h, " are ", begin,
+                " to ", end, "; they must be among the ", of.tokens, " and follow those of the head before");
+            expects(end - begin <= of.longest(), "allocate: head ", h, " has ", end - begin,
+                " tokens, above longest = ", of.longest());
         }
     }
     detail::staged(on, "allocate", [&](B const& with) {
         if (agreed.open() && !detail::dry_run(with))
         {
-            index_t bytes = 0;
-            fetch(with, limit.data_handle(), &bytes, 1);
-            agreed.settle("allocate", array<detail::shared_number, 6>{{{"longest", longest},
-                                          detail::shared_number::hash("costs", detail::hash_of(costs)),
-                                          {"options.layers (0 or more)", options.layers > 0},
-                                          {"options.spend_leftover", options.spend_leftover},
-                                          {"options.charge", options.charge}, {"limit", bytes}}});
+            std::vector<index_t> bytes(static_cast<std::size_t>(count));
+            fetch(with, limits.data_handle(), bytes.data(), count);
+            std::uint64_t hash = 0;
+            for (index_t const limit : bytes) { hash = detail::mixed(hash, static_cast<std::uint64_t>(limit)); }
+            agreed.settle(
+                "allocate", array<detail::shared_number, 6>{{{"loss: number N of tokens", of.longest()},
+                                detail::shared_number::hash("costs", detail::hash_of(costs)),
+                                {"options.layers (0 or more)", options.layers > 0}, {"options.charge", options.charge},
+                                {"number of limits", count}, detail::shared_number::hash("limits", hash)}});
         }
-        detail::dual::allocate_stage<B>(with,
-            {loss.data_handle(), {heads, loss.extent(0), longest}, {0, loss.stride(0), 1}}, costs, limit, options,
-            {rung.data_handle(), {heads, longest}, {0, 1}}, report, first.data_handle());
+        detail::allocate(with, of, costs, limits, options, heads, report);
     });
 }
 

@@ -54,8 +54,9 @@ allocation allocated(layer const& in, index_t first, index_t heads, functions co
         on.ranks              = &all;
         index_t const limit   = 4000;
         float const* const at = in.loss.data() + first * in.rungs() * in.tokens;
-        mdkv::allocate(on, mdkv::in(on, at, heads, in.rungs(), in.tokens), in.costs(), mdkv::in(on, &limit, 1), {},
-            mdkv::out(on, rung.data(), heads, in.tokens), mdkv::out(on, &report, 1));
+        mdkv::allocate(on,
+            {mdkv::in(on, at, heads, in.rungs(), in.tokens), mdkv::out(on, rung.data(), heads, in.tokens)}, in.costs(),
+            mdkv::in(on, &limit, 1), {}, mdkv::out(on, &report, 1));
     });
     return report;
 }
