@@ -499,9 +499,9 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
         });
         auto const pack_with = [&](in_view<half, 3, host> const& stored) {
             support::run([&](host const& on) {
-                pack(on, keys, stored, slice<1>(all.keys, n, rest), slice<1>(all.values, n, rest),
-                    key_bases[i].in(), value_bases[i].in(), chosen, caches.back().view(),
-                    N == 0 ? in_view<float, 3, host>{} : channels[i].in(), {}, made_keys.in(), made_values.in());
+                pack(on, keys, stored, slice<1>(all.keys, n, rest), slice<1>(all.values, n, rest), key_bases[i].in(),
+                    value_bases[i].in(), chosen, caches.back().view(),
+                    N == 0 ? in_view<float, 3, host>{} : channels[i].in(), made_keys.in(), made_values.in());
             });
         };
         pack_with(values);

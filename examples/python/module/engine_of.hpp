@@ -4,7 +4,6 @@
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/engine/dlpack.hpp>
 #include <mdkv/engine/unpack.hpp>
 #include <mdkv/prompt.hpp>
 
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "dlpack.hpp"
 #include "engine.hpp"
 #include "host.hpp"
 #include "ranks.hpp"
@@ -65,10 +65,9 @@ template <mdkv::element T, mdkv::backend B>
 [[nodiscard]] mdkv::prompt_rows<B, T> views_of(rows const& x)
 {
     B const on{};
-    mdkv::prompt_rows<B, T> views{.queries = mdkv::in<T, 3>(on, x.queries),
-        .keys                              = mdkv::in<T, 3>(on, x.keys),
-        .values                            = mdkv::in<T, 3>(on, x.values)};
-    if (x.lse) { views.lse = mdkv::in<float, 2>(on, *x.lse); }
+    mdkv::prompt_rows<B, T> views{
+        .queries = in<T, 3>(on, x.queries), .keys = in<T, 3>(on, x.keys), .values = in<T, 3>(on, x.values)};
+    if (x.lse) { views.lse = in<float, 2>(on, *x.lse); }
     return views;
 }
 
@@ -93,8 +92,8 @@ public:
     void append(tensor const& keys, tensor const& values) override
     {
         auto const turn = on_->turn();
-        auto const k    = mdkv::in<T, 3>(backend{}, keys);
-        auto const v    = mdkv::in<T, 3>(backend{}, values);
+        auto const k    = in<T, 3>(backend{}, keys);
+        auto const v    = in<T, 3>(backend{}, values);
         mdkv::workspace counting; // a dry run refuses what must not grow the tail
         mdkv::append(on_->with(counting), k, v, cache_);
         index_t const n = appended_ + k.extent(1);
@@ -109,12 +108,12 @@ public:
     void attend(tensor const& queries, tensor const& output, std::optional<tensor> const& lse, float scale) override
     {
         auto const turn = on_->turn();
-        auto const q    = mdkv::in<T, 3>(backend{}, queries);
-        auto const o    = mdkv::out<T, 3>(backend{}, output);
+        auto const q    = in<T, 3>(backend{}, queries);
+        auto const o    = out<T, 3>(backend{}, output);
         mdkv::expects(q.extent(1) <= std::max<index_t>(appended_, 1), "attend: queries [H*G, n, D] are of ",
             q.extent(1), " tokens, but ", appended_, " were appended");
         auto const own = on_->memory(lse ? 0 : static_cast<std::size_t>(q.extent(0) * q.extent(1)) * sizeof(float));
-        auto const l   = lse ? mdkv::out<float, 2>(backend{}, *lse)
+        auto const l   = lse ? out<float, 2>(backend{}, *lse)
                              : mdkv::out(backend{}, reinterpret_cast<float*>(own.data()), q.extent(0), q.extent(1));
         on_->lend([&](backend on) { mdkv::attend(on, q, cache_, {scale}, o, l); });
     }
@@ -137,14 +136,14 @@ public:
         auto const turn = on_->turn();
         mdkv::expects(ranks == nullptr || backend::memory_space == mdkv::space::host,
             "recompress: ranks need a layer in host memory");
-        auto const q = before_exchange(ranks, [&] { return mdkv::in<T, 3>(backend{}, queries); });
+        auto const q = before_exchange(ranks, [&] { return in<T, 3>(backend{}, queries); });
         auto options =
             mdkv::fold_options<backend>(chosen, limit.value_or(mdkv::budget::bytes(cache_.fold_limit)), q.extent(1));
         before_exchange(ranks, [&] {
             mdkv::expects(limit || (ranks == nullptr && cache_.fold_limit > 0),
                 "recompress: limit is missing; a layer over ranks remembers none, and neither does one packed "
                 "otherwise");
-            if (sources) { options.sources = mdkv::out<std::int32_t, 2>(backend{}, *sources); }
+            if (sources) { options.sources = out<std::int32_t, 2>(backend{}, *sources); }
         });
         if constexpr (backend::memory_space == mdkv::space::host)
         {
@@ -220,8 +219,8 @@ public:
     [[nodiscard]] std::vector<index_t> unpack(tensor const& keys, tensor const& values) const override
     {
         auto const turn = on_->turn();
-        auto const k    = mdkv::out<T, 3>(backend{}, keys);
-        auto const v    = mdkv::out<T, 3>(backend{}, values);
+        auto const k    = out<T, 3>(backend{}, keys);
+        auto const v    = out<T, 3>(backend{}, values);
         std::vector<index_t> rows(static_cast<std::size_t>(cache_.layout().heads));
         auto const there = on_->copy_of(rows);
         auto const kept  = mdkv::out(backend{}, reinterpret_cast<index_t*>(there.data()), std::ssize(rows));
@@ -284,7 +283,7 @@ public:
     }
     void take_losses(index_t layer, tensor const& losses) override
     {
-        auto const viewed = mdkv::in<float, 3>(backend{}, losses);
+        auto const viewed = in<float, 3>(backend{}, losses);
         on_->lend([&](backend on) { prompt_.take_losses(on, layer, viewed); });
     }
     void finish_layer(index_t layer, rows const& x) override
@@ -306,7 +305,7 @@ public:
     mdkv::allocation allocate(tensor const& quotas) override
     {
         auto const turn   = on_->turn();
-        auto const viewed = mdkv::in<index_t, 2>(backend{}, quotas);
+        auto const viewed = in<index_t, 2>(backend{}, quotas);
         auto const chosen = on_->lend([&](backend on) { return prompt_.allocate(on, viewed); });
         allocated_        = true;
         return chosen;

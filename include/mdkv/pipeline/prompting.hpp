@@ -578,7 +578,7 @@ struct prompt_work
         }
         auto const pack_with = [&](in_view<T, 3, B> const& stored) {
             mdkv::pack(on, keys, stored, slice<1>(rows.keys, N, one.window), slice<1>(rows.values, N, one.window),
-                layer_of(key_bases, l), layer_of(value_bases, l), chosen, cache, layer_of(channels, l), {},
+                layer_of(key_bases, l), layer_of(value_bases, l), chosen, cache, layer_of(channels, l),
                 as_input(made_keys), as_input(made_values));
         };
         pack_with(values);

@@ -266,7 +266,7 @@ struct reader_work
             {nullptr, {1, numbers.all, 1}, {0, 0, 1}}, all_sums(on, numbers, own, of_ranks.data_handle())};
         sum_over_ranks(on, leverages.data_handle(), n);
         run(on, widen_leverages<B>{as_input(leverages), widened.data_handle()});
-        run(on, weigh_surroundings<B>{as_input(widened), of_all, read + n, balance_options<B>{}.reach,
+        run(on, weigh_surroundings<B>{as_input(widened), of_all, read + n,
                     double{leverage_power_for(settings.leverage_power(), shape.tokens)}, most, factors.data_handle()});
     }
 

@@ -200,7 +200,7 @@ struct recompressing
         }
         pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
             as_input(key_basis), as_input(value_basis), as_input(channels), as_input(value_means), as_input(rung), to,
-            {}, as_input(made_keys), as_input(made_values), as_input(carried),
+            as_input(made_keys), as_input(made_values), as_input(carried),
             makers > 0 ? entries.data_handle() : cache_slots.cache.heads);
         run(on, carry_over<T, S>{cache_slots, to, as_input(listed), as_input(first), as_input(carried),
                     options.sources.value_or(out_view<std::int32_t, 2, B>{}),

@@ -41,17 +41,18 @@ struct widen_leverages
     }
 };
 
-/// The factor that all losses of a token get. An item is a piece of the tokens.
+/// The factor that all losses of a token get by its surroundings, the mean leverage over the token and up to `reach` tokens on
+/// each side, in units of the mean of all tokens; 1 if all leverages are 0. An item is a piece of the tokens.
 template <backend B>
 struct weigh_surroundings
 {
     static constexpr char const* name = "weigh_surroundings";
     static constexpr index_t piece    = 1024;
+    static constexpr index_t reach    = 8;
 
     in_view<float, 1, B> leverages;
     sum_pieces<B> of_all; // sums of the leverages of `tokens`, these and perhaps others
     index_t tokens;
-    index_t reach;
     double power;
     double largest;  // largest factor
     double* factors; // [N]
@@ -125,7 +126,7 @@ struct balance_options
     /// Losses of layer l of L are multiplied by e^(depth * l / L): if it is above 0, late layers count more. Within +-40.
     float depth = 0.0F;
 
-    /// Losses of tokens whose surroundings (`reach`) have more than the mean leverage are multiplied by this power of it, in
+    /// Losses of tokens whose surroundings (8 tokens on each side) have more than the mean leverage are multiplied by this power of it, in
     /// all layers alike: questions target unusual passages more often than the prompt's own attention predicts. Other
     /// losses stay, because most rows attend to some of these tokens. Finite, >= 0; 0: none.
     /// The factor is capped at 2^127 / (H * N * e^max(depth, 0)), so that losses stay finite.
@@ -133,10 +134,6 @@ struct balance_options
 
     /// [N]  the sums of add_leverage over all layers, on each rank over the heads of its own; read, and needed, if leverage_power is above 0.
     std::optional<in_view<leverage_sum, 1, B>> leverages = std::nullopt;
-
-    /// The surroundings of a token are the mean leverage over the token and up to `reach` tokens on each side, in units of
-    /// the mean of all tokens; 1 if all leverages are 0.
-    index_t reach = 8;
 };
 
 /// Makes the losses of different layers comparable, so that one call of allocate over [L*H, R, N] shares one budget among
@@ -149,7 +146,7 @@ struct balance_options
 ///                         not finite stays so (allocate reports it), and at rung 0 makes its layer NaN or infinite
 /// \param[in]     options  weights of layers and tokens
 /// \pre    losses >= 0; a leverage that is not finite makes all losses NaN
-/// \cost   reads every loss once, losses at rung 0 twice, and writes each once; O(N * reach); scratch O(L*H*N / 4,096 + N). Over
+/// \cost   reads every loss once, losses at rung 0 twice, and writes each once; O(N); scratch O(L*H*N / 4,096 + N). Over
 ///         ranks two exchanges of 8 bytes for 4,096 tokens of each head, and if leverage_power is above 0 one of 8 bytes a token
 /// \sync   returns when done (cpu); enqueued on the stream (gpu); over ranks a GPU is waited for
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
@@ -166,7 +163,6 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     detail::expects_not_negative("balance", "leverage_power", options.leverage_power);
     expects(options.leverage_power == 0 || options.leverages, "balance: leverage_power is ", options.leverage_power,
         " without leverages");
-    expects(options.reach >= 0, "balance: reach is ", options.reach, "; it must not be negative");
     array<index_t, 4> const shape = losses.extents();
     detail::checks arguments{on, "balance"};
     arguments.in("options.leverages", options.leverages, {{shape[3]}}, "N").out("losses", losses, shape, "L,H,R,N");
@@ -191,9 +187,9 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     of_leverages.sums   = frame.template take<double>(of_leverages.items());
     double* factors     = frame.template take<double>(tokens);
     bool const executes = frame.ready();
-    agreed.settle("balance",
-        array<detail::shared_number, 4>{{{"losses: number N of tokens", shape[3]}, {"options.depth", options.depth},
-            {"options.leverage_power", options.leverage_power}, {"options.reach", options.reach}}});
+    agreed.settle(
+        "balance", array<detail::shared_number, 3>{{{"losses: number N of tokens", shape[3]},
+                       {"options.depth", options.depth}, {"options.leverage_power", options.leverage_power}}});
     run(on, of_layers);
     if (ranks != nullptr && executes)
     {
@@ -213,8 +209,8 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
         }
         run(on, detail::widen_leverages<B>{leverages, widened});
         run(on, of_leverages);
-        run(on, detail::weigh_surroundings<B>{{widened, {tokens}, {1}}, of_leverages, tokens, options.reach,
-                    double{options.leverage_power}, largest, factors});
+        run(on, detail::weigh_surroundings<B>{
+                    {widened, {tokens}, {1}}, of_leverages, tokens, double{options.leverage_power}, largest, factors});
     }
     else { factors = nullptr; }
     run(on, detail::balance_rows<B>{losses, of_all, numbers.shard.first_layer, factors, double{options.depth}},

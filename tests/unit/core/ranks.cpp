@@ -281,7 +281,7 @@ TEST_CASE("stages over ranks name the number that differs as it is, and the rank
     struct call
     {
         float weight = 0.5F, depth = 1.5F, leverage_power = 0.25F;
-        index_t reach = 8, rungs = 3, tokens = 40;
+        index_t rungs = 3, tokens = 40;
         int stage;
     };
     auto const errors_with = [&](int stage, auto const& change) {
@@ -302,8 +302,7 @@ TEST_CASE("stages over ranks name the number that differs as it is, and the rank
                 mdkv::balance(on, mdkv::out(on, own.data(), 1, 2, mine.rungs, mine.tokens),
                     {.depth             = mine.depth,
                         .leverage_power = mine.leverage_power,
-                        .leverages      = mdkv::in(on, sums.data(), mine.tokens),
-                        .reach          = mine.reach});
+                        .leverages      = mdkv::in(on, sums.data(), mine.tokens)});
             }
         });
     };
@@ -328,8 +327,6 @@ TEST_CASE("stages over ranks name the number that differs as it is, and the rank
     differs(
         1, [](call& mine) { mine.leverage_power = 0; },
         "balance: options.leverage_power of rank 2 is not that of rank 0, 0.25");
-    differs(
-        1, [](call& mine) { mine.reach = 7; }, "balance: options.reach of rank 2 is not that of rank 0, 8");
     differs(
         0, [](call& mine) { mine.stage = 1; }, ": call of rank 2 is not that of rank 0");
     differs(
