@@ -70,14 +70,15 @@ leg() {
 
 # package_tests ENVIRONMENT FILE...: the tests of the Python package that $build/python/packages holds, all without FILE
 package_tests() {
-    local name=$1 folder=$build/python tests=("${@:2}")
+    local name=$1 results_file=$build/python-${#results[@]}-$1.xml tests=("${@:2}")
     ((${#tests[@]} > 0)) || tests=("$mdkv_root/examples/python/tests")
-    if ! PYTHONPATH=$folder/packages "$mdkv_cache/python-$name/bin/python" -m pytest -q -p no:cacheprovider \
-        --junitxml "$folder/$name.xml" "${tests[@]}" >"$folder.$name.log" 2>&1; then
-        tail -n 200 "$folder.$name.log"
+    rm -f "$results_file"
+    if ! PYTHONPATH=$build/python/packages "$mdkv_cache/python-$name/bin/python" -m pytest -q -p no:cacheprovider \
+        --junitxml "$results_file" "${tests[@]}" >"$build/python.$name.log" 2>&1; then
+        tail -n 200 "$build/python.$name.log"
     fi
-    if [[ -f $folder/$name.xml ]]; then
-        results+=("python-$name=$folder/$name.xml")
+    if [[ -f $results_file ]]; then
+        results+=("python-$name=$results_file")
     else
         note FAILED "python-$name: no test ran"
     fi
