@@ -84,9 +84,10 @@ package_tests() {
     fi
 }
 
-# build_package: the Python package as pip builds it, in $build/python/packages
+# build_package: the Python package as pip builds it, in $build/python/packages, once in a run
 build_package() {
     local log=$build/python.log
+    [[ -z ${package_built:-} ]] || return 0
     say "the package for Python (log: $log)"
     if ! (setup_python_peers); then
         note SKIPPED "python: PyPI is out of reach"
@@ -95,6 +96,7 @@ build_package() {
     rm -rf "$build/python"
     local -x CXX=$mdkv_cxx CMAKE_BUILD_PARALLEL_LEVEL=$jobs
     install_package packages >"$log" 2>&1 || { tail -n 40 "$log"; note FAILED "python: the build"; return 1; }
+    package_built=yes
 }
 
 # install_package FOLDER OPTION...: the package into $build/python/FOLDER
