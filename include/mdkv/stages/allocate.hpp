@@ -16,28 +16,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace MDKV_NAMESPACE
 {
 
 namespace detail
 {
-
-/// A hash of costs, for `agreement`.
-[[nodiscard]] inline std::uint64_t hash_of(rung_costs const& costs) noexcept
-{
-    std::uint64_t hash = mixed(static_cast<std::uint64_t>(costs.channels), costs.rungs);
-    for (std::size_t r = 0; r < costs.size(); ++r)
-    {
-        for (index_t const x :
-            {costs.bytes[r], costs.projection[r], index_t{costs.projected[r]} * 2 + costs.rotated[r]})
-        {
-            hash = mixed(hash, static_cast<std::uint64_t>(x));
-        }
-    }
-    return hash;
-}
 
 /// The costs, and the factors that compare rungs.
 template <space S>
@@ -63,33 +47,31 @@ template <space S>
 /// The jobs of one search in their order: ten launches on a GPU, whatever the losses.
 /// \param again  without projected rungs; only what loses less than before is kept
 template <backend B>
-void solve(B const& on, dual::work<B::memory_space> const& w, index_t words, bool again)
+void solve(B const& on, dual::work<B::memory_space> const& w, index_t words, ranks const* with, bool again)
 {
     constexpr space S = B::memory_space;
     run(on, dual::begin<S>{w, words, again});
     for (int level = 0; level < 3; ++level)
     {
         run(on, dual::weigh<S>{w});
-        sum_over_ranks(on, w.histogram, w.limits * dual::bins);
+        sum_over_ranks(on, with, w.histogram, w.limits * dual::bins);
         run(on, dual::narrow<S>{w}, w.limits);
     }
     run(on, dual::weigh_ties<S>{w});
-    sum_over_ranks(on, w.ties, w.limits * w.pieces());
+    sum_over_ranks(on, with, w.ties, w.limits * w.pieces());
     run(on, dual::find_tie<S>{w}, w.limits);
     run(on, dual::assign<S>{w, !again});
-    sum_over_ranks(on, w.counts, w.limits * (w.heads * index_t{max_rungs} + 1 + w.pieces()));
+    sum_over_ranks(on, with, w.counts, w.limits * (w.heads * index_t{max_rungs} + 1 + w.pieces()));
     run(on, dual::conclude<S>{w, again}, w.limits);
     if (again) { run(on, dual::assign<S>{w, true}); }
 }
 
 /// Takes the jobs' memory and solves: `mdkv::allocate` without its checks.
-/// \throws invalid_argument   over ranks: the ranks' heads are not all heads, each once
 template <backend B>
 void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs const& costs,
-    in_view<index_t, 1, B> limits, allocate_options options, head_numbers const& heads,
-    out_view<allocation, 1, B> report)
+    in_view<index_t, 1, B> limits, allocate_options options, head_share const& heads, out_view<allocation, 1, B> report)
 {
-    index_t const all    = heads.all;
+    index_t const all    = checked_multiply(heads.all, heads.layers);
     index_t const tokens = of.longest();
     // Every sum of bytes is at most this one.
     index_t const most = checked_multiply(checked_multiply(all, tokens), costs.bytes[costs.size() - 1]);
@@ -99,8 +81,8 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
     w.limit_values    = limits.data_handle();
     w.report          = report.data_handle();
     w.heads           = w.limits > 0 ? all / w.limits : 0;
-    w.own_in_layer    = heads.own_in_layer;
-    w.layer_stride    = heads.shard.heads;
+    w.own_in_layer    = heads.own;
+    w.layer_stride    = heads.all;
     w.first_head      = heads.first;
     w.pieces_per_head = (tokens + dual::piece_tokens - 1) / dual::piece_tokens;
     index_t const words =
@@ -110,14 +92,13 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
     w.searches  = frame.template take<dual::limit_search>(w.limits);
     if (frame.ready()) // otherwise a dry run
     {
-        expects_every_head(on, "allocate", heads, w.histogram);
         w.ties         = w.histogram + w.limits * dual::bins;
         w.counts       = w.ties + w.limits * w.pieces();
         w.non_finite   = w.counts + all * index_t{max_rungs};
         w.piece_losses = reinterpret_cast<double*>(w.non_finite + w.limits);
     }
-    solve(on, w, words, false);
-    if (options.charge == projection_charge::if_better && w.charge > 0) { solve(on, w, words, true); }
+    solve(on, w, words, heads.with, false);
+    if (options.charge == projection_charge::if_better && w.charge > 0) { solve(on, w, words, heads.with, true); }
 }
 
 } // namespace detail
@@ -127,24 +108,23 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
 /// shared by all heads (MixedDimKV), H of them are the heads' own (MixedDimKV-H). If a rung needs channels of keys, their bytes
 /// are set aside for every head first. If a limit holds every token uncompressed, skip allocate.
 ///
-/// Over ranks (`mdkv::ranks`) the losses are of this rank's heads; limits and reports are those of all ranks' heads.
+/// Over ranks (`allocate_options::ranks`) the losses are of this rank's heads; limits and reports are those of all ranks' heads.
 ///
-/// \param on            backend: threads, scratch, ranks
+/// \param on            backend: threads, scratch
 /// \param[in,out] of   losses, and the rungs that are chosen
 /// \param[in]  costs    bytes of each rung; the cheapest takes none if heads have lists of their own
 /// \param[in]  limits   [n]  bytes for tokens, projections and channels of keys (the window not included); n divides the heads
-/// \param[in]  options  charge
+/// \param[in]  options  charge, ranks
 /// \param[out] report   [n]  one for each limit
 /// \pre    costs ascend; 1 <= R <= 16; no head has more tokens than the longest
 /// \cost   five passes over the losses, O(R^2) a token; scratch 16 KiB a limit, and for each head 128 bytes and 16 for 2,048
-///         tokens of the longest. `if_better` with projections takes a second search. Over ranks 7 exchanges (docs/ranks.md),
+///         tokens of the longest. `if_better` with projections takes a second search. Over ranks 5 exchanges (docs/ranks.md),
 ///         and scratch for the heads of all ranks
 /// \sync   returns when done (cpu); enqueued on the stream, 11 launches, or 23 (gpu); over ranks a GPU is waited for
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend; for lists, too, the choice for
 ///         heads that are padded to one length with tokens that lose nothing
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit), or (cpu) lists
-///                                 leave the tokens or are longer than the longest. Over ranks: a rank refuses its arguments, or
-///                                 ranks differ in them or have not every head once; on all
+///                                 leave the tokens or are longer than the longest
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/stages/allocate.cpp, docs/numerics.md; report.status holds errors of the data (NaN losses, a limit below
 ///         the cheapest rungs), so that the same contract holds on a device
@@ -152,7 +132,6 @@ template <backend B>
 void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs const& costs,
     in_view<index_t, 1, B> limits, allocate_options options, out_view<allocation, 1, B> report)
 {
-    detail::agreement agreed{on};
     costs.expects_valid("allocate");
     bool const lists    = !of.first.empty();
     bool const readable = B::memory_space == space::host && !detail::dry_run(on);
@@ -162,15 +141,19 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
     expects(of.longest() >= 0, "allocate: longest is ", of.longest(), "; it must not be negative");
     expects(!lists || costs.bytes[0] == 0, "allocate: the cheapest rung takes ", costs.bytes[0],
         " bytes a token; heads with different numbers of tokens need one that takes none");
-    auto const heads = detail::number_heads(on, "allocate", of.heads(), options.layers);
-    expects(heads.all == 0 || (count > 0 && heads.all % count == 0), "allocate: limits has ", count,
-        " entries, which do not divide the ", heads.all, " heads");
+    index_t const layers = options.ranks == nullptr ? 1 : options.layers;
+    expects(
+        layers >= 1 && of.heads() % layers == 0, "allocate: options.layers is ", layers, " of ", of.heads(), " heads");
+    detail::head_share const heads{options.ranks, layers, of.heads() / layers};
+    index_t const all = checked_multiply(heads.all, layers);
+    expects(all == 0 || (count > 0 && all % count == 0), "allocate: limits has ", count,
+        " entries, which do not divide the ", all, " heads");
     detail::checks arguments{on, "allocate"};
     if (lists)
     {
-        in_view<float, 2, B> const all{of.loss.data_handle(), {of.loss.extent(1), of.tokens}, {of.loss.stride(1), 1}};
+        in_view<float, 2, B> const loss{of.loss.data_handle(), {of.loss.extent(1), of.tokens}, {of.loss.stride(1), 1}};
         out_view<std::uint8_t, 1, B> const rung{of.rung.data_handle(), {of.rungs}, {1}};
-        arguments.in("loss", all, {R, of.tokens}, "R,M")
+        arguments.in("loss", loss, {R, of.tokens}, "R,M")
             .in("first", of.first, {of.heads() + 1}, "H+1")
             .out("rung", rung, {of.tokens}, "M");
     }
@@ -196,21 +179,8 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
                 " tokens, above longest = ", of.longest());
         }
     }
-    detail::staged(on, "allocate", [&](B const& with) {
-        if (agreed.open() && !detail::dry_run(with))
-        {
-            std::vector<index_t> bytes(static_cast<std::size_t>(count));
-            fetch(with, limits.data_handle(), bytes.data(), count);
-            std::uint64_t hash = 0;
-            for (index_t const limit : bytes) { hash = detail::mixed(hash, static_cast<std::uint64_t>(limit)); }
-            agreed.settle(
-                "allocate", array<detail::shared_number, 6>{{{"loss: number N of tokens", of.longest()},
-                                detail::shared_number::hash("costs", detail::hash_of(costs)),
-                                {"options.layers (0 or more)", options.layers > 0}, {"options.charge", options.charge},
-                                {"number of limits", count}, detail::shared_number::hash("limits", hash)}});
-        }
-        detail::allocate(with, of, costs, limits, options, heads, report);
-    });
+    detail::staged(
+        on, "allocate", [&](B const& with) { detail::allocate(with, of, costs, limits, options, heads, report); });
 }
 
 } // namespace MDKV_NAMESPACE
