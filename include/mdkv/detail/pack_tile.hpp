@@ -25,7 +25,6 @@ struct pack_tiles
 {
     static constexpr char const* name = "pack_tiles";
     static constexpr int threads      = 128;
-    static constexpr int sums         = 8; ///< sums of products that grow side by side
 
     using walk_of_tiles        = tile_walk<T, B::memory_space, true>;
     using scratch              = typename walk_of_tiles::scratch;
@@ -159,23 +158,10 @@ private:
     template <team Team>
     MDKV_HD void project(Team const& t, scratch const& memory, tile_ref const& ref, int c, int n, int dim) const
     {
-        constexpr int lanes = Team::lanes;
-        constexpr int vectors = tile / lanes; // vectors of a column
-        auto const& basis     = ref.rows.by_token ? walk.value_basis : walk.key_basis;
+        auto const& basis = ref.rows.by_token ? walk.value_basis : walk.key_basis;
         t.sync(); // x may still be read
-        for (int i = member(t); i < (n + sums - 1) / sums * vectors; i += members(t))
-        {
-            int const j               = i / vectors * sums;
-            float const* const column = memory.columns + i % vectors * lanes;
-            float const* direction[sums]{};
-            for (int k = 0; k < sums; ++k) { direction[k] = basis.row(ref.h, c + (j + k < n ? j + k : j)); }
-            float sum[sums][std::size_t{lanes}];
-            column_products(t, direction, column, dim, sum);
-            for (int k = 0; k < sums && j + k < n; ++k)
-            {
-                for (int l = 0; l < lanes; ++l) { memory.x[(j + k) * tile + i % vectors * lanes + l] = sum[k][l]; }
-            }
-        }
+        project_columns(
+            t, memory.columns, dim, n, [&](int j) { return basis.row(ref.h, c + j); }, memory.x);
         t.sync();
     }
 
