@@ -5,87 +5,18 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/columns.hpp>
-#include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/score_plan.hpp>
+#include <mdkv/detail/score_prepare.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/detail/tile_codec.hpp>
 
 #include <cmath>
 #include <cstddef>
 
 namespace MDKV_NAMESPACE::detail
 {
-
-/// Sums of values by ||P||, and of ||P||. Values that are not finite count as 0. An item is a piece of a head's tokens.
-template <element T, backend B>
-struct score_value_sums
-{
-    static constexpr char const* name = "score_value_sums";
-    static constexpr int threads      = 128;
-
-    in_view<T, 3, B> values;
-    score_plan plan;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        constexpr int lanes     = Team::register_lanes;
-        using floats            = lane_floats<lanes>;
-        index_t const h         = item / plan.value_pieces();
-        index_t const piece     = item % plan.value_pieces();
-        index_t const begin     = piece * plan.value_piece;
-        index_t const end       = begin + plan.value_piece < plan.past ? begin + plan.value_piece : plan.past;
-        float const* const rows = plan.total(h, 0);
-        float* const to         = plan.value_sums(h, piece);
-        for (index_t d = member(t) * lanes; d < plan.value_dim; d += members(t) * lanes)
-        {
-            auto const n = static_cast<int>(plan.value_dim - d < lanes ? plan.value_dim - d : lanes);
-            float line[std::size_t{lanes}]{};
-            floats sum{};
-            float mass = 0;
-            for (index_t i = begin; i < end; ++i)
-            {
-                float const one     = mass_of(plan, rows[i]);
-                T const* const from = values.row(h, i) + d;
-                if (n == lanes) { widen_lanes(t, from, line); }
-                for (int l = 0; l < n && n < lanes; ++l) { line[l] = widen(load_at<T>(from + l)); }
-                floats const x = load_lanes<floats>(line);
-                sum += (x * 0.0F == 0.0F ? x : floats{}) * one;
-                mass += one;
-            }
-            store_lanes(line, sum);
-            for (int l = 0; l < n; ++l) { to[d + l] = line[l]; }
-            if (d == 0) { to[plan.value_dim] = mass; }
-        }
-    }
-};
-
-/// Finds every head's mean of values by ||P||, which is near the rows' outputs. An item is a head.
-struct score_centre
-{
-    static constexpr char const* name = "score_centre";
-    static constexpr int threads      = 128;
-
-    score_plan plan;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        for (int d = member(t); d < plan.value_dim; d += members(t))
-        {
-            float sum  = 0;
-            float mass = 0;
-            for (index_t piece = 0; piece < plan.value_pieces(); ++piece)
-            {
-                float const* const of_piece = plan.value_sums(h, piece);
-                sum += of_piece[d];
-                mass += of_piece[plan.value_dim];
-            }
-            plan.head(h).centre[d] = mass > 0.0F ? sum / mass : 0.0F;
-        }
-    }
-};
 
 /// Writes the loss of every token at every rung. An item is a strip of a head's tokens.
 template <element T, backend B>
@@ -187,23 +118,6 @@ private:
         return sum;
     }
 
-    /// Makes of columns, less a mean and times a factor, what pack rotates before they become codes.
-    template <team Team>
-    MDKV_OUTLINE MDKV_HD static void rotate(
-        Team const& t, float* columns, int dim, float const* mean, float const* factor)
-    {
-        using floats = lane_floats<Team::register_lanes>;
-        for_coordinates(t, dim, [&](int d, int i) {
-            floats const centred = load_lanes<floats>(columns + d * tile + i) - mean[d];
-            store_lanes(columns + d * tile + i, factor == nullptr ? centred : centred * factor[d]);
-        });
-        t.sync();
-        for (int c = 0; c < dim; c += group)
-        {
-            hadamard_by_team<tile>(t, columns + c * tile, dim - c < group ? dim - c : group);
-        }
-    }
-
     /// x[j][i] = coordinate c + j of token i in a basis, for j < n.
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void project(
@@ -296,11 +210,12 @@ private:
         float const* const mean   = head.channels;
         float const* const weight = mean + 3 * plan.dim;
         t.sync(); // columns may still be read
-        rotate(t, memory.columns, plan.dim, mean, mean + plan.dim);
         for (int c = 0; c < plan.dim; c += group)
         {
-            add_spread(t, memory, memory.columns + c * tile, plan.dim - c < group ? plan.dim - c : group,
-                weight[c / group], memory.spread + plan.count * tile);
+            int const n    = plan.dim - c < group ? plan.dim - c : group;
+            float* const x = memory.columns + c * tile;
+            rotate(t, x, n, mean + c, mean + plan.dim + c);
+            add_spread(t, memory, x, n, weight[c / group], memory.spread + plan.count * tile);
         }
     }
 
@@ -323,11 +238,11 @@ private:
         for (int c = 0; cancelled && c < dim; c += group) { add_projected(t, memory, h, c, dim, true); }
         if (!plan.rotates) { return; }
         t.sync(); // columns may still be read
-        rotate(t, memory.columns, dim, head.means, nullptr);
         for (int c = 0; c < dim; c += group)
         {
-            int const n          = dim - c < group ? dim - c : group;
-            float const* const x = memory.columns + c * tile;
+            int const n    = dim - c < group ? dim - c : group;
+            float* const x = memory.columns + c * tile;
+            rotate(t, x, n, head.means + c, nullptr);
             find_bounds(t, memory, x, n);
             for (int r = 0; r < plan.count; ++r)
             {

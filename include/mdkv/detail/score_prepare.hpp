@@ -1,4 +1,4 @@
-/// \file score_prepare.hpp: the small jobs around score's sweeps: queries in panels, transposed bases, the join of log-sum-exps (arXiv 2603.20616, section 4.2).
+/// \file score_prepare.hpp: the small jobs around score's sweeps: queries in panels, transposed bases, the join of log-sum-exps, the mean of values by attention (arXiv 2603.20616, section 4.2).
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -164,6 +164,76 @@ struct score_noise
                 for (index_t j = begin * plan.panel; j < end * plan.panel; ++j) { sum += panel[j] * panel[j]; }
             }
             head.noise[i] = sum / (12.0F * rows);
+        }
+    }
+};
+
+/// Sums of values by ||P||, and of ||P||. Values that are not finite count as 0. An item is a piece of a head's tokens.
+template <element T, backend B>
+struct score_value_sums
+{
+    static constexpr char const* name = "score_value_sums";
+    static constexpr int threads      = 128;
+
+    in_view<T, 3, B> values;
+    score_plan plan;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        constexpr int lanes     = Team::register_lanes;
+        using floats            = lane_floats<lanes>;
+        index_t const h         = item / plan.value_pieces();
+        index_t const piece     = item % plan.value_pieces();
+        index_t const begin     = piece * plan.value_piece;
+        index_t const end       = begin + plan.value_piece < plan.past ? begin + plan.value_piece : plan.past;
+        float const* const rows = plan.total(h, 0);
+        float* const to         = plan.value_sums(h, piece);
+        for (index_t d = member(t) * lanes; d < plan.value_dim; d += members(t) * lanes)
+        {
+            auto const n = static_cast<int>(plan.value_dim - d < lanes ? plan.value_dim - d : lanes);
+            float line[std::size_t{lanes}]{};
+            floats sum{};
+            float mass = 0;
+            for (index_t i = begin; i < end; ++i)
+            {
+                float const one     = mass_of(plan, rows[i]);
+                T const* const from = values.row(h, i) + d;
+                if (n == lanes) { widen_lanes(t, from, line); }
+                for (int l = 0; l < n && n < lanes; ++l) { line[l] = widen(load_at<T>(from + l)); }
+                floats const x = load_lanes<floats>(line);
+                sum += (x * 0.0F == 0.0F ? x : floats{}) * one;
+                mass += one;
+            }
+            store_lanes(line, sum);
+            for (int l = 0; l < n; ++l) { to[d + l] = line[l]; }
+            if (d == 0) { to[plan.value_dim] = mass; }
+        }
+    }
+};
+
+/// Finds every head's mean of values by ||P||, which is near the rows' outputs. An item is a head.
+struct score_centre
+{
+    static constexpr char const* name = "score_centre";
+    static constexpr int threads      = 128;
+
+    score_plan plan;
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t h) const
+    {
+        for (int d = member(t); d < plan.value_dim; d += members(t))
+        {
+            float sum  = 0;
+            float mass = 0;
+            for (index_t piece = 0; piece < plan.value_pieces(); ++piece)
+            {
+                float const* const of_piece = plan.value_sums(h, piece);
+                sum += of_piece[d];
+                mass += of_piece[plan.value_dim];
+            }
+            plan.head(h).centre[d] = mass > 0.0F ? sum / mass : 0.0F;
         }
     }
 };
