@@ -254,7 +254,7 @@ private:
         }
     }
 
-    /// What projected rungs keep of the coordinates in the basis from c on, or what they leave out.
+    /// Adds what projected rungs keep of the coordinates in the basis from c on, or what they leave out.
     template <team Team>
     MDKV_OUTLINE MDKV_HD void add_projected(
         Team const& t, scratch const& memory, index_t h, int c, int all, bool left_out) const
