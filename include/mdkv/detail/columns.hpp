@@ -117,7 +117,7 @@ MDKV_HD void project_columns(Team const& t, float const* columns, int dim, int n
 {
     constexpr int sums    = 8; // that grow side by side
     constexpr int lanes   = Team::lanes;
-    constexpr int vectors = tile_tokens / lanes; // vectors vectors of a column
+    constexpr int vectors = tile_tokens / lanes; // vectors of a column
     for (int i = member(t); i < (n + sums - 1) / sums * vectors; i += members(t))
     {
         int const j = i / vectors * sums;
