@@ -89,8 +89,8 @@ struct list_losses
     view<std::uint8_t, 2, S> rung{}; ///< [H, N]     the same
     view<index_t const, 1, S>
         first{};        ///< [H + 1]    where heads' lists begin and the last one ends; empty: there are none
-    index_t tokens = 0; ///< of all lists in `loss`
-    index_t rungs  = 0; ///< of all lists in `rung`
+    index_t tokens = 0; ///< tokens of all lists in `loss`
+    index_t rungs  = 0; ///< tokens of all lists in `rung`
 
     list_losses() = default;
     /// \param loss_  [H, R, N]  pooled or not; need not fall with the rung
@@ -161,8 +161,8 @@ struct allocation
     allocation_status status = allocation_status::optimal;
     double multiplier        = 0; ///< loss per byte at which the budget binds (lambda*); 0 when it does not
     double loss              = 0; ///< sum of the losses of the chosen rungs
-    double dual              = 0; ///< lower bound on the loss of any allocation within the limit in which all heads pay for projections,
-                                  ///< or none (over_limit: the loss)
+    double dual              = 0; ///< bounds from below the loss of any allocation within the limit for which all heads pay, or none
+                                  ///< (over_limit: the loss)
     index_t limit            = 0; ///< bytes allowed for tokens, projections and channels
     index_t token_bytes      = 0; ///< bytes the chosen rungs take
     index_t charged_bytes    = 0; ///< bytes of projections and channels

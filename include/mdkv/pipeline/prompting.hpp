@@ -399,23 +399,19 @@ struct prompt_work
         workspace::frame frame{*on.scratch, "prompt::allocate"};
         auto const bytes = scratch_view<index_t>(on, frame, limits);
         static_cast<void>(frame.ready());
-        std::vector<allocation> found;
-        auto const choose = [&] {
-            found = allocate_within(on, as_input(bytes), costs,
-                {.charge = settings.charge, .ranks = shape.ranks, .layers = L}, lists(N));
-        };
-        auto const choose_within = [&](index_t each) {
+        auto const choose = [&](index_t each) {
             run(on, fill<index_t>{bytes.data_handle(), L / limits * each, limits});
-            choose();
+            return total_of(allocate_within(
+                on, as_input(bytes), costs, {.charge = settings.charge, .ranks = shape.ranks, .layers = L}, lists(N)));
         };
-        choose_within(spend);
-        if ((next.coded_window || next.coded_stand_ins) && !codes_are_cheap(total_of(found)))
+        allocation total = choose(spend);
+        if ((next.coded_window || next.coded_stand_ins) && !codes_are_cheap(total))
         {
             bool const anew   = next.coded_window && next.budget >= one.window_bytes();
             next.coded_window = next.coded_window && !anew;
             plan_stand_ins(next, one, false);
             spend = next.budget - window_bytes(next, one);
-            if (anew) { choose_within(spend); }
+            if (anew) { total = choose(spend); }
         }
         if (next.coded_window)
         {
@@ -425,15 +421,7 @@ struct prompt_work
                 L * shape.heads);
         }
         index_t const aside = one.heads * next.stand_ins * stand_in_bytes(next.coded_stand_ins);
-        bool drops          = false;
-        for (index_t i = 0; i < limits && aside > 0; ++i)
-        {
-            if (found[static_cast<std::size_t>(i)].tokens[0] == 0) { continue; }
-            drops = true;
-            run(on, fill<index_t>{after(bytes.data_handle(), i), L / limits * (spend - aside), 1});
-        }
-        if (drops) { choose(); }
-        allocation total = total_of(found);
+        if (aside > 0 && total.tokens[0] > 0) { total = choose(spend - aside); }
         if (next.coded_window) // its tokens have rungs like others
         {
             index_t const of_windows = L * window_bytes(next, one);

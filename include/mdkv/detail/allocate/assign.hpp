@@ -2,12 +2,16 @@
 #pragma once
 
 #include <mdkv/core/allocation.hpp>
+#include <mdkv/core/float_environment.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/allocate/search.hpp>
 #include <mdkv/detail/allocate/work.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/detail/threshold.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -187,5 +191,82 @@ private:
         return report;
     }
 };
+
+/// The costs, and the factors that compare rungs.
+template <space S>
+[[nodiscard]] work<S> arrange(rung_costs const& costs, list_losses<S> const& of)
+{
+    float_environment const standard; // for the factors
+    work<S> w{};
+    w.costs       = costs;
+    w.charge      = costs.widest_projection();
+    w.widest_step = costs.bytes[costs.size() - 1] - costs.bytes[0];
+    w.widest_step = w.widest_step > 0 ? w.widest_step : 1;
+    w.of          = of;
+    rung_table all;
+    for (std::size_t r = 0; r < costs.size(); ++r)
+    {
+        all.add(r, costs.bytes[r]);
+        for (std::size_t a = 0; a < r; ++a) { all.compare(a, r, w.widest_step); }
+    }
+    w.inverse = all.inverse;
+    return w;
+}
+
+/// The jobs of one search in their order: at most twelve launches on a GPU, whatever the losses.
+/// \param again  without projected rungs; only what loses less than before is kept
+template <backend B>
+void solve(B const& on, work<B::memory_space> const& w, index_t words, ranks const* with, bool again)
+{
+    constexpr space S = B::memory_space;
+    run(on, begin<S>{w, words, again});
+    for (int level = 0; level < 3; ++level)
+    {
+        run(on, weigh<S>{w});
+        sum_over_ranks(on, with, w.histogram, w.limits * bins);
+        run(on, narrow<S>{w}, w.limits);
+    }
+    run(on, weigh_ties<S>{w});
+    sum_over_ranks(on, with, w.ties, w.limits * w.pieces());
+    run(on, find_tie<S>{w}, w.limits);
+    run(on, assign<S>{w, !again});
+    sum_over_ranks(on, with, w.counts, w.limits * (w.heads * index_t{max_rungs} + 1 + w.pieces()));
+    run(on, conclude<S>{w, again}, w.limits);
+    if (again) { run(on, assign<S>{w, true}); }
+}
+
+/// Takes the jobs' memory and solves: `mdkv::allocate` without its checks.
+template <backend B>
+void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs const& costs,
+    in_view<index_t, 1, B> limits, allocate_options options, head_share const& heads, out_view<allocation, 1, B> report)
+{
+    index_t const all    = checked_multiply(heads.all, heads.layers);
+    index_t const tokens = of.longest();
+    // Every sum of bytes is at most this one.
+    index_t const most = checked_multiply(checked_multiply(all, tokens), costs.bytes[costs.size() - 1]);
+    static_cast<void>(checked_add(most, checked_multiply(all, checked_add(costs.widest_projection(), costs.channels))));
+    auto w            = arrange(costs, of);
+    w.limits          = limits.extent(0);
+    w.limit_values    = limits.data_handle();
+    w.report          = report.data_handle();
+    w.heads           = w.limits > 0 ? all / w.limits : 0;
+    w.own_in_layer    = heads.own;
+    w.layer_stride    = heads.all;
+    w.first_head      = heads.first;
+    w.pieces_per_head = (tokens + piece_tokens - 1) / piece_tokens;
+    index_t const words = w.limits * (bins + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1); // from `histogram` on
+    workspace::frame frame{*on.scratch, "allocate"};
+    w.histogram = frame.template take<std::int64_t>(words);
+    w.searches  = frame.template take<limit_search>(w.limits);
+    if (frame.ready()) // otherwise a dry run
+    {
+        w.ties         = w.histogram + w.limits * bins;
+        w.counts       = w.ties + w.limits * w.pieces();
+        w.non_finite   = w.counts + all * index_t{max_rungs};
+        w.piece_losses = reinterpret_cast<double*>(w.non_finite + w.limits);
+    }
+    solve(on, w, words, heads.with, false);
+    if (options.charge == projection_charge::if_better && w.charge > 0) { solve(on, w, words, heads.with, true); }
+}
 
 } // namespace MDKV_NAMESPACE::detail::dual
