@@ -245,15 +245,15 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
     // Every sum of bytes is at most this one.
     index_t const most = checked_multiply(checked_multiply(all, tokens), costs.bytes[costs.size() - 1]);
     static_cast<void>(checked_add(most, checked_multiply(all, checked_add(costs.widest_projection(), costs.channels))));
-    auto w            = arrange(costs, of);
-    w.limits          = limits.extent(0);
-    w.limit_values    = limits.data_handle();
-    w.report          = report.data_handle();
-    w.heads           = w.limits > 0 ? all / w.limits : 0;
-    w.own_in_layer    = heads.own;
-    w.layer_stride    = heads.all;
-    w.first_head      = heads.first;
-    w.pieces_per_head = (tokens + piece_tokens - 1) / piece_tokens;
+    auto w              = arrange(costs, of);
+    w.limits            = limits.extent(0);
+    w.limit_values      = limits.data_handle();
+    w.report            = report.data_handle();
+    w.heads             = w.limits > 0 ? all / w.limits : 0;
+    w.own_in_layer      = heads.own;
+    w.layer_stride      = heads.all;
+    w.first_head        = heads.first;
+    w.pieces_per_head   = (tokens + piece_tokens - 1) / piece_tokens;
     index_t const words = w.limits * (bins + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1); // from `histogram` on
     workspace::frame frame{*on.scratch, "allocate"};
     w.histogram = frame.template take<std::int64_t>(words);
