@@ -218,7 +218,7 @@ void allocate_against_bisection(benchmark::State& state)
     if (report.token_bytes > limit || bytes > limit) { state.SkipWithError("a limit was exceeded"); }
     state.counters["tokens"]        = static_cast<double>(heads * tokens);
     state.counters["loss_mb"]       = static_cast<double>(loss.size() * sizeof(float)) * 1e-6;
-    state.counters["scratch_mb"]    = static_cast<double>(scratch.bytes()) * 1e-6;
+    state.counters["scratch_mb"]    = static_cast<double>(scratch.peak()) * 1e-6;
     state.counters["loss_ratio"]    = report.loss / loss_of_rival;
     state.counters["gap"]           = report.gap() / report.loss;
     state.counters["bytes_unspent"] = static_cast<double>(limit - report.token_bytes);
@@ -255,7 +255,7 @@ void by_use_against_always(benchmark::State& state)
         };
     };
     bench::measure_pair(state, measured(mdkv::projection_charge::by_use), measured(mdkv::projection_charge::always));
-    state.counters["scratch_mb"] = static_cast<double>(scratch.bytes()) * 1e-6;
+    state.counters["scratch_mb"] = static_cast<double>(scratch.peak()) * 1e-6;
     state.counters["loss_ratio"] = report[0].loss / report[1].loss;
     state.counters["paying"]     = static_cast<double>(report[0].charged_bytes)
                                / static_cast<double>(std::max<index_t>(report[1].charged_bytes, 1));

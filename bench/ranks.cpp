@@ -61,7 +61,7 @@ std::vector<float> losses(index_t rows, index_t rungs, index_t tokens)
     return loss;
 }
 
-/// One rank's call with scratch of its own, which is made once.
+/// One rank's call with scratch of its own.
 class caller
 {
 public:
@@ -75,23 +75,16 @@ public:
         , options_{options}
         , ranks_{ranks}
         , rung_(static_cast<std::size_t>(heads * tokens))
-        , memory_{support::scratch_bytes([this](mdkv::cpu::backend const& on) { call(on); })}
     {}
     void operator()()
     {
-        mdkv::workspace scratch{memory_.span()};
-        call({&scratch});
-    }
-
-private:
-    void call(mdkv::cpu::backend on)
-    {
-        on.ranks = ranks_;
+        mdkv::cpu::backend const on{&scratch_, {}, ranks_};
         mdkv::allocate(on, mdkv::in(on, loss_.data(), heads_, static_cast<index_t>(costs_.size()), tokens_), costs_,
             mdkv::in(on, &limit_, 1), options_, mdkv::out(on, rung_.data(), heads_, tokens_),
             mdkv::out(on, &report_, 1));
     }
 
+private:
     std::vector<float> const& loss_;
     mdkv::rung_costs costs_;
     index_t heads_, tokens_, limit_;
@@ -99,7 +92,7 @@ private:
     mdkv::ranks<mdkv::space::host> const* ranks_;
     std::vector<std::uint8_t> rung_;
     mdkv::allocation report_;
-    support::scratch_memory memory_;
+    mdkv::workspace scratch_{mdkv::cpu::host_memory{}};
 };
 
 void count_exchanges(benchmark::State& state, int ranks, index_t exchanges, index_t bytes)
@@ -209,8 +202,7 @@ void all_of_a_preset(benchmark::State& state)
                     mdkv::out(on, rung.data(), layers * own, tokens), mdkv::out(on, &report, 1));
             }
         };
-        support::scratch_memory memory{support::scratch_bytes(whole)};
-        mdkv::workspace scratch{memory.span()};
+        mdkv::workspace scratch{mdkv::cpu::host_memory{}};
         whole({&scratch});
     };
     for (auto _ : state)

@@ -32,17 +32,11 @@ outcome allocated(
     layer const& in, index_t first, index_t heads, index_t limit, mdkv::ranks<mdkv::space::host> const* ranks)
 {
     outcome result{std::vector<std::uint8_t>(at(heads * in.tokens)), std::vector<allocation>(1)};
-    auto const call = [&](mdkv::cpu::backend on, index_t bytes) {
-        on.ranks                 = ranks;
-        float const* const begin = in.loss.data() + first * in.rungs() * in.tokens;
-        mdkv::allocate(on, mdkv::in(on, begin, heads, in.rungs(), in.tokens), in.costs(), mdkv::in(on, &bytes, 1), {},
-            mdkv::out(on, result.rung.data(), heads, in.tokens), mdkv::out(on, result.report.data(), 1));
-    };
-    mdkv::workspace count; // a dry run is each rank's own, so it has a valid limit
-    call({&count}, std::max<index_t>(limit, 0));
-    scratch_memory memory{count.bytes()};
-    mdkv::workspace scratch{memory.span()};
-    call({&scratch}, limit);
+    mdkv::workspace scratch{mdkv::cpu::host_memory{}};
+    mdkv::cpu::backend const on{&scratch, {}, ranks};
+    float const* const begin = in.loss.data() + first * in.rungs() * in.tokens;
+    mdkv::allocate(on, mdkv::in(on, begin, heads, in.rungs(), in.tokens), in.costs(), mdkv::in(on, &limit, 1), {},
+        mdkv::out(on, result.rung.data(), heads, in.tokens), mdkv::out(on, result.report.data(), 1));
     return result;
 }
 

@@ -56,7 +56,7 @@ struct growing : support::growing_cache<half>
 {
     using growing_cache::growing_cache;
 
-    /// Folds with exactly the scratch the dry run asked for.
+    /// Folds in one call.
     recompress_report fold(tensor<half, 3> const& queries, options choice, tensor<std::int32_t, 2>* sources,
         cpu::executor_ref threads = {})
     {
@@ -136,10 +136,8 @@ struct layer_of_ranks
         }
     }
 
-    /// \param transport       null: one rank
-    /// \param dry_run_first   as users do; but a rank whose dry run throws leaves the others waiting
-    [[nodiscard]] result folded(head_range own, options choice, support::thread_rank const* transport = nullptr,
-        bool dry_run_first = true) const
+    /// \param transport  null: one rank
+    [[nodiscard]] result folded(head_range own, options choice, support::thread_rank const* transport = nullptr) const
     {
         index_t const n = own.end - own.first;
         auto const mine = [&](auto const& all) { return slice<0>(all.in(), own.first, n); };
@@ -171,15 +169,11 @@ struct layer_of_ranks
                 if (given == 0) { choice.longest_head = static_cast<index_t>(~most); }
             }
             made.reports.emplace_back();
-            auto const fold_once = [&](host on) {
+            support::run([&](host on) {
                 on.ranks = all ? &*all : nullptr;
                 made.reports.back() =
                     recompress(on, slice<0>(queries.in(), own.first * group, n * group), layer.ratios, choice, cache);
-            };
-            support::scratch_memory memory{1 << 20};
-            workspace scratch{memory.span()};
-            if (dry_run_first) { support::run(fold_once); }
-            else { fold_once(host{&scratch}); }
+            });
         }
         made.arena = contents{cache}.arena;
         return made;
@@ -682,7 +676,7 @@ TEST_CASE("a fold over ranks is refused on every rank if an argument of one is, 
             layer_of_ranks own{listed(bit_ratios)};
             if (transport.number == 1) { change(choice, own); }
             static_cast<void>(
-                own.folded({transport.number == 0 ? 0 : 2, transport.number == 0 ? 2 : 5}, choice, &transport, false));
+                own.folded({transport.number == 0 ? 0 : 2, transport.number == 0 ? 2 : 5}, choice, &transport));
         });
     };
     auto const says = [](std::string const& whole, char const* part) {
@@ -706,7 +700,7 @@ TEST_CASE("a fold over ranks is refused on every rank if an argument of one is, 
     support::rank_team team{2};
     errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
         static_cast<void>(x.folded({transport.number == 0 ? 0 : 2, transport.number == 0 ? 2 : 5},
-            {.limit = budget::bytes(4 * 3 * 128)}, &transport, false));
+            {.limit = budget::bytes(4 * 3 * 128)}, &transport));
     });
     for (auto const& error : errors) { says(error, "of all ranks; at least 2560 bytes are needed"); }
 }
@@ -762,7 +756,7 @@ TEST_CASE("bad input is refused by name, and nothing is changed")
     CHECK(g.fold(good, {.limit = budget::bytes(100000)}, nullptr).dropped == 0);
 }
 
-TEST_CASE("an allocation that fails, or a workspace too small by a byte, leaves the cache as it was")
+TEST_CASE("an allocation that fails, of the cache or of scratch, leaves the cache as it was")
 {
     support::failing_resource resource;
     {
@@ -782,14 +776,19 @@ TEST_CASE("an allocation that fails, or a workspace too small by a byte, leaves 
         }
         resource.arm(support::failure::never);
 
-        auto const call  = [&](host const& on) { recompress(on, queries.in(), g.layer.ratios, choice, g.cache); };
-        auto const bytes = support::scratch_bytes(call);
-        support::scratch_memory memory{bytes};
-        workspace scratch{memory.span().first(bytes - 1)};
-        CHECK(error_text<insufficient_workspace>([&] { call(host{&scratch}); }).find(std::to_string(bytes))
-              != std::string::npos);
-        CHECK(contents{g.cache} == before);
-        CHECK(g.fold(queries, choice, &sources).resident_bytes <= 6000);
+        support::failing_resource own;
+        for (int k = 0, failed = 1; failed == 1; ++k)
+        {
+            own.arm(support::failure::from_on, k);
+            workspace scratch{cpu::host_memory{&own}};
+            recompress_report report;
+            failed = error_text<std::bad_alloc>([&] {
+                report = recompress(host{&scratch}, queries.in(), g.layer.ratios, choice, g.cache);
+            }) == "threw nothing"
+                         ? 0
+                         : 1;
+            CHECK((failed == 1 ? contents{g.cache} == before : report.resident_bytes <= 6000));
+        }
     }
     CHECK(resource.outstanding() == 0);
 }

@@ -39,7 +39,7 @@ public:
 /// Tells the other ranks, in their next call that agrees on arguments, that this rank does not make the call.
 inline void refuse(rank_group const& group)
 {
-    mdkv::workspace none{std::span<std::byte>{}};
+    mdkv::workspace none{mdkv::cpu::host_memory{}};
     mdkv::ranks const all{group, group.place(1)};
     mdkv::detail::agreement const ends_without_a_call{mdkv::cpu::backend{&none, {}, &all}};
 }
@@ -64,7 +64,7 @@ auto before_exchange(rank_group const* group, Call const& call)
 /// \throws invalid_argument   another rank refuses to make the call
 [[nodiscard]] inline index_t greatest(rank_group const& group, char const* stage, index_t own)
 {
-    mdkv::workspace none{std::span<std::byte>{}};
+    mdkv::workspace none{mdkv::cpu::host_memory{}};
     mdkv::ranks const all{group, group.place(1)};
     if (all.size() == 1) { return own; }
     mdkv::detail::agreement agreed{mdkv::cpu::backend{&none, {}, &all}};

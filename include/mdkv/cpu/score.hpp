@@ -54,12 +54,12 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     mdkv::detail::score_states states{nullptr, splits + 1, plan.softmaxes, plan.rows};
 
     plan.past = tokens;
-    workspace::frame frame{*on.scratch, "score"};
+    workspace::frame frame{*on.scratch};
     plan.memory            = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory          = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
     std::byte* const rooms = frame.take<std::byte>(checked_multiply(workers, per_worker));
     plan.terms             = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.term_floats())) : nullptr;
-    if (!frame.ready() || tokens == 0) { return; }
+    if (tokens == 0) { return; }
 
     for (index_t i = 0; options.query_weights && i < queries.extent(1); ++i)
     {

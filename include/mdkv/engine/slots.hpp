@@ -42,7 +42,7 @@ void list_slots(B const& on, in_view<std::uint8_t, 2, B> rung, out_view<std::int
     expects(rungs <= 256, "list_slots: first [H, R+1] has R = ", rungs, "; a rung is a byte, so R is at most 256");
     if constexpr (B::memory_space == space::host)
     {
-        for (index_t h = 0; h < heads && !detail::dry_run(on); ++h)
+        for (index_t h = 0; h < heads; ++h)
         {
             for (index_t i = 0; i < tokens; ++i)
             {

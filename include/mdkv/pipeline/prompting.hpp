@@ -133,7 +133,7 @@ template <element T, element U, backend B>
 }
 
 /// The state of a prompt and the stages' calls. M is the largest possible number of tokens before the window, N the prompt's
-/// own. Only take_state changes members; the other functions change elements of the views.
+/// own. take_state and the choice of rungs change members; the other functions change elements of the views.
 template <backend B, element T, element U>
 struct prompt_work
 {
@@ -153,6 +153,7 @@ struct prompt_work
     out_view<index_t, 1, B> sizes{};          ///< [L]
     out_view<index_t, 1, B> limit{};          ///< [1]
     out_view<allocation, 1, B> report{};      ///< [1]
+    bool balanced = false;                    ///< whether the losses of all layers are
     prompt_progress progress{};
     prompt_choice choice{}; ///< its budget is -1 until rungs are chosen
 
@@ -206,7 +207,7 @@ struct prompt_work
         sizes               = scratch_view<index_t>(on, memory, L);
         limit               = scratch_view<index_t>(on, memory, 1);
         report              = scratch_view<allocation>(on, memory, 1);
-        if (memory.ready()) { run(on, fill<leverage_sum>{leverages.data_handle(), 0, leverages.extent(0)}); }
+        run(on, fill<leverage_sum>{leverages.data_handle(), 0, leverages.extent(0)});
     }
 
     /// The first and the end of refit's blocks for a layer of so many tokens, of which the last `queries` have queries.
@@ -269,23 +270,26 @@ struct prompt_work
         auto const queries = last<1>(rows.queries, Q);
         auto const found   = losses_of(l, N);
         bool const bases   = p.ratios.any_projected();
-        workspace::frame frame{*on.scratch, "prompt::finish_layer"};
+        workspace::frame frame{*on.scratch};
         auto const energy  = scratch_view<float>(on, frame, bases ? H : 0, (std::max)(D, Dv));
         auto const weights = scratch_view<float>(on, frame, scores ? Q : 0);
         auto const scored  = scratch_view<float>(on, frame, scores ? H : 0, R, N);
-        auto const pooled  = scratch_view<float>(on, frame, p.replayed ? H : 0, R, N);
-        static_cast<void>(frame.ready());
+        auto const pooled  = scratch_view<float>(on, frame, H, R, N);
         if (bases)
         {
             fit_basis(on, keys, item_of(key_bases, l), slice<1>(energy, 0, D));
             fit_basis(on, values, item_of(value_bases, l), slice<1>(energy, 0, Dv));
         }
         if (p.ratios.any_rotated()) { fit_channels(on, queries, keys, item_of(channels, l)); }
-        if (p.leverage_power() > 0) { add_leverage(on, rows.keys, slice<0>(leverages, 0, N + one.window)); }
+        // Memory may run out before: the state is added to last.
+        auto const keep = [&](in_view<float, 3, B> const& made) {
+            if (p.leverage_power() > 0) { add_leverage(on, rows.keys, slice<0>(leverages, 0, N + one.window)); }
+            run(on, copy_rows<B, float>{made, found});
+        };
         if (!scores)
         {
             mdkv::pool(on, as_input(found), p.pooling, pooled);
-            return run(on, copy_rows<B, float>{as_input(pooled), found});
+            return keep(as_input(pooled));
         }
         fill_query_weights(on, weights, p.early_weight, p.question);
         score_options<B> options{.scale = p.scale,
@@ -297,11 +301,12 @@ struct prompt_work
         if (p.ratios.any_rotated()) { options.channels = as_input(item_of(channels, l)); }
         score(on, queries, keys, values, slice<1>(rows.keys, N, one.window), layer_of(key_bases, l),
             layer_of(value_bases, l), p.ratios, options, scored);
-        mdkv::pool(on, as_input(scored), p.pooling, p.replayed ? pooled : found);
-        if (!p.replayed) { return; }
+        mdkv::pool(on, as_input(scored), p.pooling, pooled);
+        if (!p.replayed) { return keep(as_input(pooled)); }
         prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
         join_losses(
-            on, "prompt::finish_layer", agreed, &shared, as_input(found), as_input(pooled), p.replayed->join, found);
+            on, "prompt::finish_layer", agreed, &shared, as_input(found), as_input(pooled), p.replayed->join, scored);
+        keep(as_input(scored));
     }
 
     /// See numbers_of_prompt.
@@ -371,22 +376,21 @@ struct prompt_work
 
     /// \param one  a layer with the heads of all ranks
     allocation choose_rungs(B const& on, prompt_choice& next, layer_shape const& one, rank_heads const& shard,
-        bool balances, agreement<B::memory_space>& agreed) const
+        agreement<B::memory_space>& agreed)
     {
         auto const [L, H]   = std::pair{shape.layers, shape.heads};
         auto const [R, N]   = std::pair{rung_count(), one.tokens};
         index_t const M     = losses.extent(3);
         index_t spend       = next.budget - window_bytes(next, one);
-        if (!dry_run(on))
-        {
-            prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
-            agreed.settle("prompt::allocate", array<shared_number, 1>{{{"limit in bytes", next.budget}}}, &shared);
-        }
+        prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
+        agreed.settle("prompt::allocate", array<shared_number, 1>{{{"limit in bytes", next.budget}}}, &shared);
+        choice = {};
         if (next.all_full) { return keep_everything(on, shard.layers * shard.heads, N, shard.layers * spend); }
-        if (settings.shared && balances)
+        if (settings.shared && !balanced)
         {
             auto const weighed = slice<0>(leverages, 0, settings.leverage_power() > 0 ? N : 0);
             mdkv::balance(on, slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
+            balanced = true;
         }
         index_t const limits =
             settings.shared ? 1 : shard.layers; // subsets of the heads that have a limit of their own
@@ -457,20 +461,19 @@ struct prompt_work
 
     /// Chooses rungs for each head within its own limit.
     [[nodiscard]] allocation choose_by_quotas(
-        B const& on, in_view<index_t, 2, B> const& quotas, index_t tokens, prompt_choice& next) const
+        B const& on, in_view<index_t, 2, B> const& quotas, index_t tokens, prompt_choice& next)
     {
+        choice            = {};
         auto const [L, H] = std::pair{shape.layers, shape.heads};
-        workspace::frame frame{*on.scratch, "prompt::allocate"};
+        workspace::frame frame{*on.scratch};
         auto const limits  = scratch_view<index_t>(on, frame, L, H);
         auto const reports = scratch_view<allocation>(on, frame, L, H);
-        bool const executes = frame.ready();
         run(on, copy_rows<B, index_t>{of_one_layer(quotas), of_one_layer(limits)});
-        std::vector<index_t> bytes(executes ? static_cast<std::size_t>(L * H) : 0);
+        std::vector<index_t> bytes(static_cast<std::size_t>(L * H));
         fetch(on, limits.data_handle(), bytes.data(), L * H);
         index_t const uncompressed = tokens * costs.bytes[costs.size() - 1];
         auto const holds           = [&](index_t quota) { return quota >= uncompressed; };
-        next.all_full =
-            executes && settings.ratios[costs.size() - 1].full() && std::all_of(bytes.begin(), bytes.end(), holds);
+        next.all_full = settings.ratios[costs.size() - 1].full() && std::all_of(bytes.begin(), bytes.end(), holds);
         if (next.all_full)
         {
             index_t sum = 0;
@@ -482,7 +485,7 @@ struct prompt_work
             mdkv::allocate(on, as_input(losses_of(l, tokens)), costs, item_of(quotas, l), {.charge = settings.charge},
                 rungs_of(l, tokens), item_of(reports, l));
         }
-        std::vector<allocation> found(executes ? static_cast<std::size_t>(L * H) : 0);
+        std::vector<allocation> found(static_cast<std::size_t>(L * H));
         fetch(on, reports.data_handle(), found.data(), L * H);
         allocation total;
         for (allocation const& one : found) { add(total, one); }
@@ -491,11 +494,9 @@ struct prompt_work
 
     /// Ends a choice of rungs: refuses a bad one, and finds the bytes of all arenas.
     /// \param one  a layer with the heads of all ranks that share the limit
-    void settle(B const& on, char const* stage, layer_shape const& one, prompt_choice next, allocation const& total,
-        bool dry)
+    void settle(B const& on, char const* stage, layer_shape const& one, prompt_choice next, allocation const& total)
     {
         bool const quotas = next.budget < 0;
-        choice            = {};
         next.multiplier   = total.multiplier;
         if (quotas) { next.budget = one.window_bytes() + total.limit / shape.layers; }
         expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
@@ -507,8 +508,8 @@ struct prompt_work
         expects(fits, stage, ": a budget of ", next.budget,
             " bytes a layer cannot hold every token at its cheapest rung; at least ",
             window_bytes(next, one) + costs.least(one.heads, one.tokens), " bytes are needed");
-        if (!dry && total.tokens[0] == 0) { next.stand_ins = 0; }
-        choice = next;
+        if (total.tokens[0] == 0) { next.stand_ins = 0; }
+        choice = next; // its layout is the caches'
         size_layers(on, one.tokens + one.window);
     }
 
@@ -536,12 +537,11 @@ struct prompt_work
         index_t const each             = settings.refitted.value_or(refit_part{}).each(shape.group);
         index_t const fitting          = (blocks[1] - blocks[0]) * each; // queries
         bool const refits              = fitting > 0;
-        workspace::frame frame{*on.scratch, "prompt::pack"};
+        workspace::frame frame{*on.scratch};
         auto const made_keys   = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.keys);
         auto const made_values = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.values);
         auto const changed     = scratch_view<T>(on, frame, refits ? H : 0, N, one.dims.values);
         auto const later = scratch_view<U>(on, frame, H * shape.group, refits ? fitting + each : 0, one.dims.keys);
-        bool const executes    = frame.ready();
         compress_report result;
         result.status            = choice.all_full ? compress_status::uncompressed : compress_status::compressed;
         result.shape             = one;
@@ -554,18 +554,14 @@ struct prompt_work
         [[maybe_unused]] std::conditional_t<owner, Destination, char> made{};
         if constexpr (owner)
         {
-            cache.layout = form;
-            if (executes)
-            {
-                made = to.like(form, result.resident_bytes, 0);
-                made.wait();
-                cache = made.view();
-            }
+            made = to.like(form, result.resident_bytes, 0);
+            made.wait();
+            cache = made.view();
         }
         else { cache = to; }
         if constexpr (B::memory_space == space::host)
         {
-            for (index_t h = 0; h < H && executes; ++h)
+            for (index_t h = 0; h < H; ++h)
             {
                 for (index_t i = 0; i < N; ++i) { ++result.chosen.tokens[chosen(h, i)]; }
             }
@@ -606,15 +602,12 @@ struct prompt_work
         }
         if constexpr (owner)
         {
-            if (executes)
+            if constexpr (requires { made.fold_limit; }) // a caller's own kind of owner may have none
             {
-                if constexpr (requires { made.fold_limit; }) // a caller's own kind of owner may have none
-                {
-                    index_t const least = settings.shared && !choice.all_full ? 0 : choice.budget;
-                    made.fold_limit     = (std::max)(result.resident_bytes, least);
-                }
-                to = std::move(made);
+                index_t const least = settings.shared && !choice.all_full ? 0 : choice.budget;
+                made.fold_limit     = (std::max)(result.resident_bytes, least);
             }
+            to = std::move(made);
         }
         return result;
     }

@@ -154,8 +154,7 @@ struct balance_options
 /// \sync   returns when done (cpu); enqueued on the stream (gpu); over ranks a GPU is waited for
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
 /// \throws invalid_argument        a shape disagrees, an option is out of its range, leverage_power is above 0 without leverages,
-///                                 an output overlaps; over ranks as allocate's, on every rank
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+///                                 an output overlaps; over ranks as allocate's, on every rank; nothing was changed
 /// \see    tests/unit/replay/balance.cpp; docs/lab/2026-11/quality.md compares weights
 template <backend B>
 void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const& options = {})
@@ -182,7 +181,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
         {losses.data_handle(), {shape[0], shape[1], shape[3]}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
     detail::sum_pieces<B> of_all{
         {losses.data_handle(), {numbers.shard.layers, heads, shape[3]}, {0, 0, 1}}, nullptr}; // sums alone
-    workspace::frame frame{*on.scratch, "balance"};
+    workspace::frame frame{*on.scratch};
     of_layers.sums      = frame.template take<double>(of_layers.items());
     of_all.sums         = ranks == nullptr ? of_layers.sums : frame.template take<double>(of_all.items() + 2);
     auto* const summed  = frame.template take<leverage_sum>(ranks == nullptr ? 0 : tokens);
@@ -190,12 +189,11 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     detail::sum_pieces<B> of_leverages{{widened, {1, 1, tokens}, {0, 0, 1}}, nullptr};
     of_leverages.sums   = frame.template take<double>(of_leverages.items());
     double* factors     = frame.template take<double>(tokens);
-    bool const executes = frame.ready();
     agreed.settle("balance",
         array<detail::shared_number, 4>{{{"losses: number N of tokens", shape[3]}, {"options.depth", options.depth},
             {"options.leverage_power", options.leverage_power}, {"options.reach", options.reach}}});
     run(on, of_layers);
-    if (ranks != nullptr && executes)
+    if (ranks != nullptr)
     {
         auto* const words = reinterpret_cast<std::int64_t*>(of_all.sums);
         detail::expects_every_head(on, "balance", numbers, words);
@@ -204,7 +202,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     }
     if (tokens > 0)
     {
-        if (ranks != nullptr && executes)
+        if (ranks != nullptr)
         {
             in_view<leverage_sum, 3, B> const own{leverages.data_handle(), {1, 1, tokens}, {tokens, tokens, 1}};
             run(on, detail::copy_rows<B, leverage_sum>{own, {summed, {1, 1, tokens}, {tokens, tokens, 1}}});

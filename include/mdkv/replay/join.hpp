@@ -66,7 +66,7 @@ void join_losses(B const& on, char const* stage, agreement<B::memory_space>& agr
         arguments.in("first", first, shape, "H,R,N");
     }
     arguments.in("second", second, shape, "H,R,N").out("joined", joined, shape, "H,R,N");
-    workspace::frame frame{*on.scratch, "join"};
+    workspace::frame frame{*on.scratch};
     auto const at_rung_0 = [&](in_view<float, 3, B> const& x) {
         return in_view<float, 3, B>{x.data_handle(), {1, shape[0], shape[2]}, {0, x.stride(0), 1}};
     };
@@ -78,18 +78,14 @@ void join_losses(B const& on, char const* stage, agreement<B::memory_space>& agr
     bool const ranks    = ranks_of(on) != nullptr;
     index_t const all   = numbers.all * of_first.pieces();
     auto* const sums    = frame.template take<double>(ranks ? 2 * all + 2 : 0);
-    bool const executes = frame.ready();
-    if (executes)
-    {
-        agreed.settle(stage,
-            array<shared_number, 3>{
-                {{"number N of tokens", shape[2]}, {"number R of rungs", shape[1]}, {"weight", weight}}},
-            prompt);
-    }
+    agreed.settle(stage,
+        array<shared_number, 3>{
+            {{"number N of tokens", shape[2]}, {"number R of rungs", shape[1]}, {"weight", weight}}},
+        prompt);
     if (shape[1] == 0) { return; }
     run(on, of_first);
     run(on, of_second);
-    if (ranks && executes)
+    if (ranks)
     {
         auto* const words = reinterpret_cast<std::int64_t*>(sums);
         expects_every_head(on, stage, numbers, words);
@@ -122,8 +118,7 @@ void join_losses(B const& on, char const* stage, agreement<B::memory_space>& agr
 /// \sync   returns when done (cpu); enqueued on the stream (gpu); over ranks a GPU is waited for
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
 /// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, output overlaps more than `first`;
-///                                 over ranks as allocate's, on every rank
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+///                                 over ranks as allocate's, on every rank; nothing was changed
 /// \see    tests/unit/replay/join.cpp; docs/lab/2026-11/quality.md compares other ways to join
 template <backend B>
 void join(

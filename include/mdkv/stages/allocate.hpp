@@ -58,8 +58,8 @@ namespace detail
 /// \sync   returns when done (cpu); enqueued on the stream, at most 15 launches (gpu); over ranks a GPU is waited for
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit). Over ranks: a
-///                                 rank refuses its arguments, or ranks differ in them or have not every head once; on all
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+///                                 rank refuses its arguments, or ranks differ in them or have not every head once; on all;
+///                                 nothing was changed
 /// \see    tests/unit/stages/allocate.cpp, docs/numerics.md; report.status holds errors of the data (NaN losses, a limit below
 ///         the cheapest rungs), so that the same contract holds on a device
 template <backend B>
@@ -78,26 +78,26 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, i
         .out("report", report, {limits.extent(0)}, "1 or H");
     if constexpr (B::memory_space == space::host)
     {
-        for (index_t i = 0; i < limits.extent(0) && !detail::dry_run(on); ++i)
+        for (index_t i = 0; i < limits.extent(0); ++i)
         {
             expects(limits(i) >= 0, "allocate: limits[", i, "] is ", limits(i), "; it must not be negative");
         }
     }
     expects(limits.extent(0) == 1 || detail::ranks_of(on) == nullptr, "allocate: limits has ", limits.extent(0),
         " entries; over ranks it must have 1, and limits for each head need a backend without ranks");
-    detail::staged(on, "allocate", [&](B const& with) {
-        if (agreed.open() && !detail::dry_run(with))
+    auto const settle = [&] {
+        if (agreed.open())
         {
             index_t limit = 0;
-            fetch(with, limits.data_handle(), &limit, 1);
+            fetch(on, limits.data_handle(), &limit, 1);
             agreed.settle("allocate", array<detail::shared_number, 6>{{{"loss: number N of tokens", loss.extent(2)},
                                           detail::shared_number::hash("costs", detail::hash_of(costs)),
                                           {"options.layers (0 or more)", options.layers > 0},
                                           {"options.spend_leftover", options.spend_leftover},
                                           {"options.charge", options.charge}, {"limits", limit}}});
         }
-        detail::dual::allocate_stage(with, loss, costs, limits, options, rung, report);
-    });
+    };
+    detail::dual::allocate_stage(on, settle, loss, costs, limits, options, rung, report);
 }
 
 /// The same for heads with different numbers of tokens, whose losses follow one another without padding.
@@ -139,7 +139,7 @@ void allocate(B const& on, in_view<float, 2, B> loss, in_view<index_t, 1, B> fir
         .out("report", report, {1}, "1");
     if constexpr (B::memory_space == space::host)
     {
-        for (index_t h = 0; h < heads && !detail::dry_run(on); ++h)
+        for (index_t h = 0; h < heads; ++h)
         {
             index_t const n = first(h + 1) - first(h);
             expects(first(h) >= 0 && n >= 0 && first(h + 1) <= tokens, "allocate: tokens of head ", h, " are ",
@@ -148,21 +148,21 @@ void allocate(B const& on, in_view<float, 2, B> loss, in_view<index_t, 1, B> fir
             expects(n <= longest, "allocate: head ", h, " has ", n, " tokens, above longest = ", longest);
         }
     }
-    detail::staged(on, "allocate", [&](B const& with) {
-        if (agreed.open() && !detail::dry_run(with))
+    auto const settle = [&] {
+        if (agreed.open())
         {
             index_t bytes = 0;
-            fetch(with, limit.data_handle(), &bytes, 1);
+            fetch(on, limit.data_handle(), &bytes, 1);
             agreed.settle("allocate", array<detail::shared_number, 6>{{{"longest", longest},
                                           detail::shared_number::hash("costs", detail::hash_of(costs)),
                                           {"options.layers (0 or more)", options.layers > 0},
                                           {"options.spend_leftover", options.spend_leftover},
                                           {"options.charge", options.charge}, {"limit", bytes}}});
         }
-        detail::dual::allocate_stage<B>(with,
-            {loss.data_handle(), {heads, loss.extent(0), longest}, {0, loss.stride(0), 1}}, costs, limit, options,
-            {rung.data_handle(), {heads, longest}, {0, 1}}, report, first.data_handle());
-    });
+    };
+    detail::dual::allocate_stage<B>(on, settle,
+        {loss.data_handle(), {heads, loss.extent(0), longest}, {0, loss.stride(0), 1}}, costs, limit, options,
+        {rung.data_handle(), {heads, longest}, {0, 1}}, report, first.data_handle());
 }
 
 } // namespace MDKV_NAMESPACE

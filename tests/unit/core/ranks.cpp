@@ -6,6 +6,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/replay/balance.hpp>
@@ -13,6 +14,7 @@
 #include <mdkv/stages/allocate.hpp>
 
 #include "support/allocation.hpp"
+#include "support/failing_resource.hpp"
 #include "support/host.hpp"
 #include "support/message.hpp"
 #include "support/random.hpp"
@@ -228,14 +230,14 @@ TEST_CASE("an argument of one rank that is refused, or differs, is an error on e
                 rank_heads place;
                 int rank;
                 int size            = 3;
-                std::size_t scratch = 1 << 20;
+                support::failure scratch = support::failure::never;
             } mine{cut(in, {.first_head = transport.number, .heads = 3}, 1, 1), 3000, {},
                 {.first_head = transport.number, .heads = 3}, transport.number};
             if (transport.number == 1) { change(mine); }
             claimed_rank const claimed{transport, mine.rank, mine.size};
             mdkv::ranks const ranks{claimed, mine.place};
-            scratch_memory memory{mine.scratch};
-            mdkv::workspace scratch{memory.span()};
+            support::failing_resource memory{mine.scratch};
+            mdkv::workspace scratch{mdkv::cpu::host_memory{&memory}};
             mdkv::cpu::backend const on{&scratch, {}, &ranks};
             outcome result{std::vector<std::uint8_t>(at(mine.part.tokens)), std::vector<allocation>(1)};
             mdkv::allocate(on, mdkv::in(on, mine.part.loss.data(), 1, mine.part.rungs(), mine.part.tokens),
@@ -254,7 +256,7 @@ TEST_CASE("an argument of one rank that is refused, or differs, is an error on e
     };
     refused([](auto& mine) { mine.limit = -1; }, "limits[0] is -1");
     refused([](auto& mine) { mine.part.cost = {0, 8, 8}; }, "costs.bytes must ascend");
-    refused([](auto& mine) { mine.scratch = 64; }, "workspace holds 64 bytes");
+    refused([](auto& mine) { mine.scratch = support::failure::from_on; }, "bad_alloc");
     refused([](auto& mine) { mine.place.first_head = 3; },
         "this rank's 1 heads from 3 on are not among the 3 of all ranks");
     differs([](auto& mine) { mine.limit = 2999; }, "limits of rank 1 is not that of rank 0, 3000");
@@ -290,8 +292,7 @@ TEST_CASE("stages over ranks name the number that differs as it is, and the rank
             call mine{.stage = stage};
             if (transport.number == 2) { change(mine); }
             mdkv::ranks const ranks{transport, {.first_head = 2 * transport.number, .heads = 6}};
-            scratch_memory memory{1 << 20};
-            mdkv::workspace scratch{memory.span()};
+            mdkv::workspace scratch{nan_memory{}};
             mdkv::cpu::backend const on{&scratch, {}, &ranks};
             auto own       = losses;
             auto const all = mdkv::out(on, own.data(), 2, mine.rungs, mine.tokens);

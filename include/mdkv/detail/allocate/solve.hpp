@@ -99,12 +99,13 @@ void solve(B const& on, work const& w, index_t words)
 }
 
 /// Takes the jobs' memory and solves: the body of `mdkv::allocate` on every backend.
+/// \param settle       agrees with other ranks, once there is memory
 /// \param first_token  [H + 1]  where each head's tokens begin, if heads have different numbers of tokens; or null
 /// \throws invalid_argument   over ranks: the ranks' heads are not all heads, each once
-template <backend B>
-void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, in_view<index_t, 1, B> limits,
-    allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report,
-    index_t const* first_token = nullptr)
+template <backend B, class Settle>
+void allocate_stage(B const& on, Settle const& settle, in_view<float, 3, B> loss, rung_costs const& costs,
+    in_view<index_t, 1, B> limits, allocate_options options, out_view<std::uint8_t, 2, B> rung,
+    out_view<allocation, 1, B> report, index_t const* first_token = nullptr)
 {
     auto const heads     = number_heads(on, "allocate", loss.extent(0), options.layers);
     index_t const all    = heads.all;
@@ -138,7 +139,7 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
 
     index_t const problems = w.all_problems();
     index_t const chosen   = w.chooses() ? w.limits : 0; // limits whose heads choose
-    workspace::frame frame{*on.scratch, "allocate"};
+    workspace::frame frame{*on.scratch};
     index_t const pairs      = w.rungs() * w.rungs();
     bool const over_ranks    = ranks_of(on) != nullptr;
     index_t const of_problem = bins + 3 + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1 + (over_ranks ? pairs : 0);
@@ -152,20 +153,18 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     w.best_problem           = frame.template take<index_t>(w.limits);
     w.lower_bound            = frame.template take<double>(chosen);
     w.other_rungs            = frame.template take<std::uint8_t>(chosen * w.sets * w.own_heads * tokens);
-    if (frame.ready()) // otherwise a dry run
-    {
-        expects_every_head(on, "allocate", heads, w.histogram);
-        std::int64_t* at = w.histogram + problems * (bins + 1);
-        auto const next  = [&at](index_t n) { return at += n, at - n; };
-        w.ties           = next(problems * w.pieces());
-        w.tie            = next(problems * 2);
-        w.counts         = next(problems * w.heads * index_t{max_rungs});
-        w.non_finite     = next(problems);
-        w.piece_losses   = reinterpret_cast<double*>(next(problems * w.pieces()));
-        w.gains          = over_ranks ? reinterpret_cast<double*>(next(problems * pairs)) : nullptr;
-        w.curve_bins     = next(chosen * w.heads * w.sets * 2 * coarse_bins);
-        w.least_losses   = reinterpret_cast<double*>(at);
-    }
+    settle();
+    expects_every_head(on, "allocate", heads, w.histogram);
+    std::int64_t* at = w.histogram + problems * (bins + 1);
+    auto const next  = [&at](index_t n) { return at += n, at - n; };
+    w.ties           = next(problems * w.pieces());
+    w.tie            = next(problems * 2);
+    w.counts         = next(problems * w.heads * index_t{max_rungs});
+    w.non_finite     = next(problems);
+    w.piece_losses   = reinterpret_cast<double*>(next(problems * w.pieces()));
+    w.gains          = over_ranks ? reinterpret_cast<double*>(next(problems * pairs)) : nullptr;
+    w.curve_bins     = next(chosen * w.heads * w.sets * 2 * coarse_bins);
+    w.least_losses   = reinterpret_cast<double*>(at);
     solve(on, w, words);
 }
 
