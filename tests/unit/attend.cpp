@@ -894,11 +894,10 @@ TEST_CASE("neither attend nor append asks for memory, once scratch has grown")
 namespace
 {
 
-/// Calls no task: what is asked of it touches no memory.
+/// Two threads that call no task: what is asked of them touches no memory.
 struct idle_executor
 {
-    int count;
-    int threads() const { return count; }
+    static int threads() { return 2; }
     void parallel_for(index_t, cpu::executor_ref::task_function, void*) {}
 };
 
@@ -916,33 +915,26 @@ TEST_CASE("scratch is that of one panel of rows, however many queries there are 
             layer.layout, nowhere, arena, heads.data(), nowhere + (std::uintptr_t{1} << 32), 8192, &appended};
         for (index_t const group : {1, 3, 8, 40})
         {
-            for (int const threads : {1, 2})
-            {
-                idle_executor pool{threads};
-                auto const bytes_of = [&](index_t n) {
-                    auto const at = [&](int i) {
-                        return reinterpret_cast<float*>(nowhere + (std::uintptr_t(i) << 36));
-                    };
-                    in_view<float, 3, cpu::backend> const q{at(1), {4 * group, n, 64}, {n * 64, 64, 1}};
-                    out_view<float, 3, cpu::backend> const to{at(2), {4 * group, n, 64}, {n * 64, 64, 1}};
-                    out_view<float, 2, cpu::backend> const lse{at(3), {4 * group, n}, {n, 1}};
-                    std::vector<sequence_view<half, space::host>> const two{{cache, n - 1}, {cache, 1}};
-                    return std::pair{
-                        support::run([&](cpu::backend const& on) { attend(on, q, cache, {}, to, lse); }, pool),
-                        support::run(
-                            [&](cpu::backend const& on) { attend(on, q, std::span{two}, {}, to, lse); }, pool)};
-                };
-                // A panel has 32 rows, or one token's where these are more.
-                index_t const panel     = std::max<index_t>(32 / group, 1);
-                auto const [one, batch] = bytes_of(panel + 1);
-                CAPTURE(arena);
-                CAPTURE(group);
-                CHECK(bytes_of(512) == std::pair{one, batch});
-                CHECK(bytes_of(4096) == std::pair{one, batch});
-                // Parts of each of two sequences, and threads: softmax state, sums and queries in three bases, logits.
-                index_t const rows_of_panel = std::max<index_t>(32, group);
-                CHECK(batch <= rows_of_panel * (2 * (4 + 513) + 2) * 4 * 4 * 64 + (index_t{1} << 18));
-            }
+            idle_executor pool;
+            auto const bytes_of = [&](index_t n) {
+                auto const at = [&](int i) { return reinterpret_cast<float*>(nowhere + (std::uintptr_t(i) << 36)); };
+                in_view<float, 3, cpu::backend> const q{at(1), {4 * group, n, 64}, {n * 64, 64, 1}};
+                out_view<float, 3, cpu::backend> const to{at(2), {4 * group, n, 64}, {n * 64, 64, 1}};
+                out_view<float, 2, cpu::backend> const lse{at(3), {4 * group, n}, {n, 1}};
+                std::vector<sequence_view<half, space::host>> const two{{cache, n - 1}, {cache, 1}};
+                return std::pair{support::run([&](cpu::backend const& on) { attend(on, q, cache, {}, to, lse); }, pool),
+                    support::run([&](cpu::backend const& on) { attend(on, q, std::span{two}, {}, to, lse); }, pool)};
+            };
+            // A panel has 32 rows, or one token's where these are more.
+            index_t const panel     = std::max<index_t>(32 / group, 1);
+            auto const [one, batch] = bytes_of(panel + 1);
+            CAPTURE(arena);
+            CAPTURE(group);
+            CHECK(bytes_of(512) == std::pair{one, batch});
+            CHECK(bytes_of(4096) == std::pair{one, batch});
+            // Parts of each of two sequences, and threads: softmax state, sums and queries in three bases, logits.
+            index_t const rows_of_panel = std::max<index_t>(32, group);
+            CHECK(batch <= rows_of_panel * (2 * (4 + 513) + 2) * 4 * 4 * 64 + (index_t{1} << 18));
         }
     }
 }
