@@ -3,7 +3,6 @@
 #include <mdkv/compress.hpp>
 #include <mdkv/engine/finite.hpp>
 #include <mdkv/engine/gather.hpp>
-#include <mdkv/engine/slots.hpp>
 #include <mdkv/engine/unpack.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/basis.cuh>
