@@ -1,6 +1,7 @@
 /// \file hadamard_row.hpp: the rotation of a vector's coordinates in registers, to the bit as detail/hadamard.hpp has it.
 #pragma once
 
+#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/detail/hadamard.hpp>
