@@ -77,13 +77,7 @@ public:
     {}
     void operator()()
     {
-        mdkv::workspace scratch{memory_.span()};
-        call({&scratch});
-    }
-
-private:
-    void call(mdkv::cpu::backend const& on)
-    {
+        mdkv::cpu::backend const on{&scratch_};
         mdkv::allocate(on,
             {mdkv::in(on, loss_.data(), heads_, static_cast<index_t>(costs_.size()), tokens_),
                 mdkv::out(on, rung_.data(), heads_, tokens_)},

@@ -161,8 +161,7 @@ struct allocation
     allocation_status status = allocation_status::optimal;
     double multiplier        = 0; ///< loss per byte at which the budget binds (lambda*); 0 when it does not
     double loss              = 0; ///< sum of the losses of the chosen rungs
-    double dual = 0; ///< bounds from below the loss of any allocation within the limit for which all heads pay, or none
-                     ///< (over_limit: the loss)
+    double dual              = 0; ///< lower bound on the loss if all heads pay, or none; over_limit: the loss
     index_t limit            = 0; ///< bytes allowed for tokens, projections and channels
     index_t token_bytes      = 0; ///< bytes the chosen rungs take
     index_t charged_bytes    = 0; ///< bytes of projections and channels

@@ -123,15 +123,11 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
         .rows("samples", samples, {heads, samples.extent(1), dim}, "H,S,D")
         .out("basis", basis, {heads, dim, dim}, "H,D,D")
         .out("energy", energy, {heads, dim}, "H,D");
-    auto const body = [&](B const& with) __attribute__((noinline)) // called twice
-    {
-        workspace::frame frame{*with.scratch};
-        auto const gram = detail::scratch_view<double>(with, frame, heads, dim, dim);
-        run(with, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
-        accumulate_gram_impl(with, samples, gram);
-        eigenbasis_impl(with, as_input(gram), basis, energy);
-    };
-    detail::staged(on, "fit_basis", body);
+    workspace::frame frame{*on.scratch};
+    auto const gram = detail::scratch_view<double>(on, frame, heads, dim, dim);
+    run(on, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
+    accumulate_gram_impl(on, samples, gram);
+    eigenbasis_impl(on, as_input(gram), basis, energy);
 }
 
 } // namespace MDKV_NAMESPACE
