@@ -217,7 +217,7 @@ void allocate_against_bisection(benchmark::State& state)
     if (report.token_bytes > limit || bytes > limit) { state.SkipWithError("a limit was exceeded"); }
     state.counters["tokens"]        = static_cast<double>(heads * tokens);
     state.counters["loss_mb"]       = static_cast<double>(loss.size() * sizeof(float)) * 1e-6;
-    state.counters["scratch_mb"]    = static_cast<double>(scratch.bytes()) * 1e-6;
+    state.counters["scratch_mb"]    = static_cast<double>(scratch.peak()) * 1e-6;
     state.counters["loss_ratio"]    = report.loss / loss_of_rival;
     state.counters["gap"]           = report.gap() / report.loss;
     state.counters["bytes_unspent"] = static_cast<double>(limit - report.token_bytes);

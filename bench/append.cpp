@@ -33,7 +33,7 @@ void append_against_copy(benchmark::State& state)
     cpu::cache<half> cache{cache_layout{evict_ratios, heads, 0, {dim, dim}}, 0, tokens};
     std::vector<half> const rows(static_cast<std::size_t>(tokens * heads * dim), narrow<half>(0.5F));
     std::vector<half> copied(2 * rows.size());
-    workspace scratch{std::span<std::byte>{}};
+    workspace scratch{cpu::host_memory{}};
     cpu::backend const on{&scratch};
     auto const times = bench::measure_pair(
         state,

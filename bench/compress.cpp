@@ -68,10 +68,10 @@ void compress_layer(benchmark::State& state)
         state.SetIterationTime(bench::seconds([&] { report = call(cpu::backend{&scratch, pool}); }));
     }
     auto const layer_bytes               = static_cast<double>(report.full_bytes);
-    state.counters["scratch_MB"]         = static_cast<double>(scratch.bytes()) / 1e6;
+    state.counters["scratch_MB"]         = static_cast<double>(scratch.peak()) / 1e6;
     state.counters["cache_MB"]           = static_cast<double>(report.resident_bytes) / 1e6;
     state.counters["layer_MB"]           = layer_bytes / 1e6;
-    state.counters["scratch_over_layer"] = static_cast<double>(scratch.bytes()) / layer_bytes;
+    state.counters["scratch_over_layer"] = static_cast<double>(scratch.peak()) / layer_bytes;
     state.counters["rows_x_tokens_MB"]   = static_cast<double>(heads * group * window * tokens * 4) / 1e6;
     state.counters["tokens/s"] =
         benchmark::Counter(static_cast<double>(tokens), benchmark::Counter::kIsIterationInvariantRate);

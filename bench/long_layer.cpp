@@ -92,7 +92,7 @@ struct long_prompt
 /// Bytes that compressing takes beside keys and values.
 struct taken
 {
-    std::size_t scratch = 0; // the largest need of a call, and of a reader's state
+    index_t scratch     = 0; // the largest need of a call, and of a reader's state
     index_t losses      = 0; // and what else a prompt or reader keeps from call to call
     index_t arena       = 0;
     std::int64_t peak   = 0; // of the process, above what it held before
@@ -169,8 +169,8 @@ taken compress_layer(long_prompt const& of, preset chosen, int threads)
         run([&](host const& with) { p.allocate(with, budget::fraction(1, 16)); });
         run([&](host const& with) { p.pack(with, 0, all, cache); });
     });
-    found.scratch = run.scratch.bytes();
-    found.losses  = static_cast<index_t>(state.bytes());
+    found.scratch = run.scratch.peak();
+    found.losses  = state.peak();
     found.arena   = cache.arena_bytes();
     found.peak    = peak_bytes() - before;
     return found;
@@ -218,7 +218,7 @@ taken read_layer(index_t tokens, preset const& chosen, int threads)
             found.arena  = std::max(found.arena, report.held_bytes);
         }
     });
-    found.scratch = run.scratch.bytes() + state.bytes();
+    found.scratch = run.scratch.peak() + state.peak();
     found.peak    = peak_bytes() - before;
     return found;
 }

@@ -61,7 +61,7 @@ std::vector<float> losses(index_t rows, index_t rungs, index_t tokens)
     return loss;
 }
 
-/// One rank's call with scratch of its own, which is made once.
+/// One rank's call with scratch of its own.
 class caller
 {
 public:
@@ -74,30 +74,24 @@ public:
         , limit_{limit}
         , options_{options}
         , rung_(static_cast<std::size_t>(heads * tokens))
-        , memory_{support::scratch_bytes([this](mdkv::cpu::backend const& on) { call(on); })}
     {}
     void operator()()
     {
-        mdkv::workspace scratch{memory_.span()};
-        call({&scratch});
-    }
-
-private:
-    void call(mdkv::cpu::backend const& on)
-    {
+        mdkv::cpu::backend const on{&scratch_};
         mdkv::allocate(on,
             {mdkv::in(on, loss_.data(), heads_, static_cast<index_t>(costs_.size()), tokens_),
                 mdkv::out(on, rung_.data(), heads_, tokens_)},
             costs_, mdkv::in(on, &limit_, 1), options_, mdkv::out(on, &report_, 1));
     }
 
+private:
     std::vector<float> const& loss_;
     mdkv::rung_costs costs_;
     index_t heads_, tokens_, limit_;
     mdkv::allocate_options options_;
     std::vector<std::uint8_t> rung_;
     mdkv::allocation report_;
-    support::scratch_memory memory_;
+    mdkv::workspace scratch_{mdkv::cpu::host_memory{}};
 };
 
 void count_exchanges(benchmark::State& state, int ranks, index_t exchanges, index_t bytes)
@@ -206,8 +200,7 @@ void all_of_a_preset(benchmark::State& state)
                 costs, mdkv::in(on, &to, 1), {.charge = preset.charge, .ranks = &all, .layers = layers},
                 mdkv::out(on, &report, 1));
         };
-        support::scratch_memory memory{support::scratch_bytes(whole)};
-        mdkv::workspace scratch{memory.span()};
+        mdkv::workspace scratch{mdkv::cpu::host_memory{}};
         whole({&scratch});
     };
     for (auto _ : state)

@@ -62,7 +62,7 @@ void recompress_against_compress(benchmark::State& state)
         };
         take(compress_all, compressing);
         cache.reserve_tail(folded);
-        workspace none{};
+        workspace none{cpu::host_memory{}};
         cpu::backend const on{&none};
         for (index_t t = tokens; t < tokens + folded; ++t)
         {

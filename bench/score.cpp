@@ -77,7 +77,7 @@ struct head
         call(cpu::backend{&scratch_});
     }
 
-    [[nodiscard]] std::size_t scratch_bytes() const noexcept { return scratch_.bytes(); }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return scratch_.peak(); }
 
 private:
     workspace scratch_{cpu::host_memory{}};

@@ -18,7 +18,7 @@ constexpr mdkv::preset chosen = [] { // a preset of one's own, checked when comp
 using host = mdkv::cpu::backend;
 
 mdkv::cpu::thread_pool threads{2};
-mdkv::workspace scratch{mdkv::cpu::host_memory{}}; // grows; or memory of the engine's: a span of bytes
+mdkv::workspace scratch{mdkv::cpu::host_memory{}}; // grows; an engine's own memory will do, too
 host const on{&scratch, threads};
 
 /// Keys and values lie as [tokens, heads, dim], the last queries as [query_heads, asked, dim].

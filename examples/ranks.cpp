@@ -75,7 +75,7 @@ std::vector<float> over_shards(float const* q, float const* k, float const* v, i
     for (std::size_t d = 0; d < out.size(); ++d) { part[d] = n > 0 ? static_cast<float>(out[d] / sum) : 0; }
     part[dim] = n > 0 ? static_cast<float>(std::log(sum)) : -std::numeric_limits<float>::infinity();
     MPI_Allgather(part.data(), dim + 1, MPI_FLOAT, parts.data(), dim + 1, MPI_FLOAT, MPI_COMM_WORLD);
-    mdkv::workspace none{std::span<std::byte>{}};
+    mdkv::workspace none{mdkv::cpu::host_memory{}};
     mdkv::cpu::backend const on{&none};
     for (int r = 1; r < ranks; ++r)
     {

@@ -119,20 +119,16 @@ private:
     cudaGraphExec_t ready_ = nullptr;
 };
 
-/// `calls` times call(on, i), one after another as in an engine's step, in one graph; the dry run of the first says how much
-/// scratch they share. What the call refers to must outlive the work.
+/// `calls` times call(on, i), one after another as in an engine's step, in one graph; they share scratch, which has grown before.
+/// What the call refers to must outlive the work.
 template <class Call>
 [[nodiscard]] work recorded(index_t calls, Call const& call)
 {
-    mdkv::workspace count;
-    call(gpu::backend{stream(), &count}, index_t{0});
-    auto const scratch = std::make_shared<device_array<std::byte>>(static_cast<index_t>(count.bytes()));
-    auto const made    = std::make_shared<graph>([&] {
-        for (index_t i = 0; i < calls; ++i)
-        {
-            mdkv::workspace own{{scratch->data(), count.bytes()}};
-            call(gpu::backend{stream(), &own}, i);
-        }
+    auto const scratch = std::make_shared<mdkv::workspace>(gpu::stream_memory<gpu::pool_resource>{stream(), &memory()});
+    gpu::backend const on{stream(), scratch.get()};
+    call(on, index_t{0});
+    auto const made = std::make_shared<graph>([&] {
+        for (index_t i = 0; i < calls; ++i) { call(on, i); }
     });
     return {[scratch, made] { made->launch(); }, calls};
 }

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include <valgrind/callgrind.h>
@@ -35,7 +34,6 @@ public:
         : lines_(static_cast<std::size_t>(count) * sizeof(T) / sizeof(line) + 1)
     {}
     [[nodiscard]] T* data() noexcept { return reinterpret_cast<T*>(lines_.data()); }
-    [[nodiscard]] std::span<std::byte> bytes() noexcept { return std::as_writable_bytes(std::span{lines_}); }
 
 private:
     struct alignas(workspace::alignment) line
@@ -45,18 +43,19 @@ private:
     std::vector<line> lines_;
 };
 
-block<std::byte>& scratch_memory()
+/// A workspace of one block, which no stage lets grow.
+workspace& grown_workspace()
 {
-    static block<std::byte> memory{1 << 24};
-    return memory;
+    static workspace scratch{cpu::host_memory{}};
+    static_cast<void>(workspace::frame{scratch}.take<std::byte>(1 << 24));
+    return scratch;
 }
 
 /// Calls `stage(backend)` on one thread; callgrind counts what it executes if it has a name.
 template <class Stage>
 void run_stage(char const* name, Stage const& stage)
 {
-    workspace scratch{scratch_memory().bytes()};
-    host const on{&scratch};
+    host const on{&grown_workspace()};
     if (name == nullptr) { return stage(on); }
     CALLGRIND_TOGGLE_COLLECT;
     stage(on);
@@ -105,8 +104,7 @@ cpu::cache<half> packed(layer const& x, ratio_set const& ratios, in_view<std::ui
     in_view<float, 3, host> key_basis, in_view<float, 3, host> value_basis, char const* name = nullptr)
 {
     cache_layout const layout{ratios, heads, window, x.shape.dims};
-    workspace scratch{scratch_memory().bytes()};
-    host const on{&scratch};
+    host const on{&grown_workspace()};
     cpu::cache<half> cache{layout, packed_bytes<half>(on, rung, layout), folded};
     run_stage(name, [&](host const& with) {
         pack(with, x.of.keys, x.of.values, x.of.window_keys, x.of.window_values, key_basis, value_basis, rung,

@@ -30,7 +30,7 @@ public:
         , tokens_{tokens}
     {
         if (cells.are_neighbours(place, tokens)) { return; }
-        mdkv::workspace none{std::span<std::byte>{}};
+        mdkv::workspace none{mdkv::cpu::host_memory{}};
         mdkv::cpu::backend const on{&none, threads};
         auto const table  = mdkv::in(on, cells.first(place + tokens).data() + place, tokens);
         auto const gather = [&](auto const& pages, std::vector<mdkv::half>& to, index_t dim) {

@@ -267,7 +267,7 @@ private:
     {
         auto const timer = with.counts.read.start();
         prompt_.read->attend(prompt_.place, node, of_.cells, with);
-        mdkv::workspace none{std::span<std::byte>{}};
+        mdkv::workspace none{mdkv::cpu::host_memory{}};
         add_sinks(node.sinks(), with.log_sum.data(), node.output(mdkv::cpu::backend{&none}, 0, node.tokens()));
         remember_last(node, before, with.chosen.preset.queries);
         give_back(node, before + node.tokens(), with);
@@ -365,7 +365,7 @@ private:
 
     void serve(attention_node const& node, index_t before, shared& with)
     {
-        mdkv::workspace none{std::span<std::byte>{}};
+        mdkv::workspace none{mdkv::cpu::host_memory{}};
         mdkv::truncate_tail(mdkv::cpu::backend{&none}, before - base_, cache_);
         watch_.cut_tail(cache_.appended());
         for (index_t place = tokens(); place < before; ++place) // tokens of batches that another backend computed
@@ -429,7 +429,7 @@ private:
 
     void append(attention_node const& node, index_t place)
     {
-        mdkv::workspace none{std::span<std::byte>{}};
+        mdkv::workspace none{mdkv::cpu::host_memory{}};
         mdkv::cpu::backend const on{&none};
         index_t const cell = of_.cells[place];
         mdkv::append(on, node.key(on, cell), node.value(on, cell), cache_);

@@ -6,7 +6,6 @@
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
 
-#include <cstddef>
 #include <memory>
 
 namespace runner
@@ -21,9 +20,6 @@ public:
     {
         return call(mdkv::cpu::backend{memory_.get(), executor});
     }
-
-    /// The largest need of a call so far.
-    [[nodiscard]] std::size_t bytes() const noexcept { return memory_->bytes(); }
 
 private:
     std::unique_ptr<mdkv::workspace> memory_ = std::make_unique<mdkv::workspace>(mdkv::cpu::host_memory{});

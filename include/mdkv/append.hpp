@@ -158,17 +158,16 @@ template <backend B, element T, element U>
 void append(B const& on, in_view<U, 3, B> keys, in_view<U, 3, B> values, cache_view<T, B::memory_space> const& cache)
 {
     detail::checks arguments{on, "append"};
-    bool const dry  = detail::dry_run(on);
     index_t const n = keys.extent(1);
-    expects(dry || cache.appended != nullptr, "append: cache has no directory");
+    expects(cache.appended != nullptr, "append: cache has no directory");
     arguments.rows("keys", keys, {cache.layout.heads, n, cache.layout.dims.keys}, "H,n,D")
         .rows("values", values, {cache.layout.heads, n, cache.layout.dims.values}, "H,n,Dv")
         .bytes("cache.tail", cache.tail, cache.layout.heads * cache.tail_head_bytes(), true)
         .bytes("cache.appended", cache.appended, sizeof(index_t), true);
     if constexpr (B::memory_space == space::host)
     {
-        index_t const held = dry ? 0 : *cache.appended;
-        expects<insufficient_workspace>(dry || n <= cache.tail_capacity - held, "append: the tail holds ", held,
+        index_t const held = *cache.appended;
+        expects<insufficient_workspace>(n <= cache.tail_capacity - held, "append: the tail holds ", held,
             " tokens and has room for ", cache.tail_capacity, "; ", n, " more do not fit");
     }
     else
@@ -227,7 +226,7 @@ template <backend B, class T>
 void truncate_tail(B const& on, index_t tokens, cache_view<T, B::memory_space> const& cache)
 {
     expects(tokens >= 0, "truncate_tail: tokens is ", tokens, "; it must not be negative");
-    expects(detail::dry_run(on) || cache.appended != nullptr, "truncate_tail: cache has no directory");
+    expects(cache.appended != nullptr, "truncate_tail: cache has no directory");
     run(on, detail::count_tail<B::memory_space>{cache.appended, 0, tokens}, 1);
 }
 

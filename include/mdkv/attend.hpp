@@ -51,7 +51,6 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
         requires { attend_impl(on, queries, sequences, options, output, lse); },
         MDKV_DETAIL_NO_IMPLEMENTATION(attend, attend));
     expects_not_negative("attend", "scale", options.scale);
-    bool const dry     = dry_run(on);
     index_t const rows = queries.extent(0);
     index_t const all  = queries.extent(1);
     for (std::size_t i = 0; i < sequences.size(); ++i)
@@ -65,12 +64,12 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
         expects(heads == 0 ? rows == 0 : rows % heads == 0 && rows >= heads, name.text, ": queries [H*G, n, D] has ",
             rows, " query heads, which ", heads, " KV heads do not divide");
         expects_not_negative(name.text, "cache.layout.scale", cache.layout.scale);
-        expects(dry || heads == 0 || (cache.heads != nullptr && cache.appended != nullptr), name.text,
-            ": cache has no directory");
+        expects(
+            heads == 0 || (cache.heads != nullptr && cache.appended != nullptr), name.text, ": cache has no directory");
         if constexpr (B::memory_space == space::host)
         {
-            expects(dry || heads == 0 || n <= 1 || n <= *cache.appended, name.text, ": queries [H*G, n, D] are of ", n,
-                " tokens, but ", dry || heads == 0 ? 0 : *cache.appended, " were appended");
+            expects(heads == 0 || n <= 1 || n <= *cache.appended, name.text, ": queries [H*G, n, D] are of ", n,
+                " tokens, but ", heads == 0 ? 0 : *cache.appended, " were appended");
         }
         checks{on, name.text}
             .rows("queries", queries, {rows, all, dim}, "H*G,n,D")
@@ -101,8 +100,7 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        the cache has no layout, a shape disagrees, an output overlaps, query heads are no
-///                                 multiple of KV heads, a scale is negative or not finite
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+///                                 multiple of KV heads, a scale is negative or not finite; nothing was changed
 /// \see    tests/unit/attend.cpp, docs/numerics.md
 template <backend B, class T, element U>
 void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,

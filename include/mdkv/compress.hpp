@@ -29,7 +29,6 @@ namespace MDKV_NAMESPACE
 /// \throws invalid_argument        a shape disagrees, the budget is below the window or the cheapest rungs (naming the least
 ///                                 that works), or the preset replays and Q < N
 /// \throws non_finite_input        naming head and row
-/// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and the executor's exceptions; `to` has not changed in any of these cases
 /// \see    tests/unit/compress.cpp, examples/engine_hook.cpp
 template <backend B, element T, element U, class Destination>
@@ -45,7 +44,7 @@ compress_report compress(B const& on, prompt_rows<B, T, U> const& rows, preset c
         "compress: queries [H*G, Q, D] has Q = ", rows.queries.extent(1), "; preset \"", chosen.name,
         "\" replays the queries of all ", tokens, " tokens");
     index_t const count = rows.queries.extent(1);
-    detail::checks{on, "compress"} // before the prompt's state takes memory of the workspace
+    detail::checks{on, "compress"}
         .rows("queries", rows.queries, {query_heads, count, rows.keys.extent(2)}, "H*G,Q,D")
         .rows("keys", rows.keys, {heads, tokens, rows.keys.extent(2)}, "H,N,D")
         .rows("values", rows.values, {heads, tokens, rows.values.extent(2)}, "H,N,Dv")
@@ -58,15 +57,13 @@ compress_report compress(B const& on, prompt_rows<B, T, U> const& rows, preset c
         .tokens                         = tokens,
         .encoding                       = encoding};
     layer_shape{heads, shape.group, tokens, 0, shape.dims, index_t{sizeof(T)}}.expects_valid("compress");
-    return detail::staged(on, "compress", [&](B const& stages) {
-        prompt<B, T, U> p{stages, chosen, shape};
-        if (chosen.replayed) { p.read_chunk(stages, 0, 0, rows); }
-        p.finish_layer(stages, 0, rows);
-        auto const total       = p.allocate(stages, limit);
-        compress_report report = p.pack(stages, 0, rows, to);
-        report.chosen          = total;
-        return report;
-    });
+    prompt<B, T, U> p{on, chosen, shape};
+    if (chosen.replayed) { p.read_chunk(on, 0, 0, rows); }
+    p.finish_layer(on, 0, rows);
+    auto const total       = p.allocate(on, limit);
+    compress_report report = p.pack(on, 0, rows, to);
+    report.chosen          = total;
+    return report;
 }
 
 } // namespace MDKV_NAMESPACE

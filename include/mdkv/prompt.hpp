@@ -74,7 +74,7 @@ struct compress_report
     layer_shape shape;
     index_t budget_bytes   = 0; ///< limit of an average layer, on all ranks; the other sizes are this rank's
     index_t window_bytes   = 0;
-    index_t resident_bytes = 0; ///< bytes of the arena, stand-ins included; 0 in a dry run
+    index_t resident_bytes = 0; ///< bytes of the arena, stand-ins included
     index_t full_bytes     = 0; ///< bytes of the uncompressed layer
     allocation chosen;
 };
@@ -99,12 +99,12 @@ struct prompt_work;
 ///     p.pack(on, layer, {last_q, keys, values, lse}, cache);  // each layer
 ///
 /// The constructor takes the state of all layers from the workspace of its backend, until the object ends; every call takes
-/// scratch from the workspace of its own backend. A prompt made on a counting workspace
-/// is a dry run of the same calls. Nothing else is allocated but the caches of owners (`pack`).
+/// scratch from the workspace of its own backend. Nothing else is allocated but the caches of owners (`pack`).
 ///
-/// Layers may come in any order, and the chunks of a layer in the order of the text. A call that throws invalid_argument or
-/// insufficient_workspace has changed nothing, but for `allocate` with a budget below the cheapest rungs. If an executor or a
-/// device throws, only the destructor may be called; `pack` never changes the prompt.
+/// Layers may come in any order, and the chunks of a layer in the order of the text. A call that throws invalid_argument,
+/// or what the workspace's memory throws if there is none left, has changed nothing and may be made again, but
+/// `allocate` may have chosen no rungs then. If an executor or a device throws, only the destructor may be called; `pack` never
+/// changes the prompt.
 ///
 /// \see    tests/unit/prompt.cpp, examples/best.cpp, docs/integrate.md
 template <backend B, element T, element U = T>
@@ -123,11 +123,9 @@ public:
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
     /// \throws invalid_argument        a size or a member of the preset is out of its range, or the preset replays rungs
     ///                                 that are projected
-    /// \throws insufficient_workspace  naming the size needed
     prompt(B const& on, preset const& chosen, prompt_shape<B> const& shape)
         : work_{chosen, shape, {chosen.ratios, shape.dims, index_t{sizeof(T)}}}
-        , dry_{detail::dry_run(on)}
-        , memory_{*on.scratch, "prompt"}
+        , memory_{*on.scratch}
     {
         work_.take_state(on, memory_);
         tokens_ = shape.tokens;
@@ -152,7 +150,6 @@ public:
     /// \order  bitwise reproducible for equal inputs and equal parts, for any number of threads
     /// \throws invalid_argument        a shape disagrees, tokens before `first` were not read, the prompt is longer than
     ///                                 `prompt_shape::tokens`, or the layer is finished
-    /// \throws insufficient_workspace  naming the size needed
     void read_chunk(B const& on, index_t layer, index_t first, rows_of_layer const& rows)
     {
         constexpr char const* stage = "prompt::read_chunk";
@@ -165,9 +162,9 @@ public:
             " leave the prompt of at most ", work_.shape.tokens);
         if (!work_.settings.replayed) { return; }
         work_.progress.expects_next(stage, layer, first);
-        expects_same(on, stage);
-        detail::staged(on, stage, [&](B const& stages) { work_.score_chunk(stages, layer, first, rows); });
-        if (advances(on)) { work_.progress.advance(layer, first + count); }
+        work_.progress.of(layer) = first; // after an error this part, and those after it, are to be read again
+        work_.score_chunk(on, layer, first, rows);
+        work_.progress.advance(layer, first + count);
     }
 
     /// Sets a layer's losses, instead of read_chunk: losses by rows of the caller's choice, e.g. of a second prefill.
@@ -188,9 +185,8 @@ public:
         expects(work_.settings.replayed.has_value(), stage, ": preset \"", work_.settings.name, "\" does not replay");
         expects(n <= work_.losses.extent(3), stage, ": losses are of ", n, " tokens, above ", work_.losses.extent(3));
         detail::checks{on, stage}.in("losses", losses, {work_.shape.heads, work_.rung_count(), n}, "H,R,n");
-        expects_same(on, stage);
         work_.take_losses(on, layer, losses);
-        if (advances(on)) { work_.progress.of(layer) = n; }
+        work_.progress.of(layer) = n;
     }
 
     /// Finds a layer's losses after the prompt was read: by the last queries (`score`, `pool`), by the replayed ones, or by
@@ -207,11 +203,10 @@ public:
     /// \throws invalid_argument        a shape disagrees, the layer is finished, or the preset replays and tokens before the
     ///                                 window were not read
     /// \throws non_finite_input        naming layer, head and row, unless `prompt_shape::on_non_finite` is unchecked
-    /// \throws insufficient_workspace  naming the size needed
     void finish_layer(B const& on, index_t layer, rows_of_layer const& rows)
     {
         constexpr char const* stage = "prompt::finish_layer";
-        detail::agreement agreed{detail::dry_run(on) || !work_.joins() ? nullptr : work_.shape.ranks};
+        detail::agreement agreed{work_.joins() ? work_.shape.ranks : nullptr};
         index_t const tokens = rows.keys.extent(1);
         work_.progress.expects_open(stage, layer, work_.shape.layers);
         expects_rows(on, stage, rows, tokens);
@@ -221,19 +216,15 @@ public:
             " tokens; the layers before have ", tokens_);
         layer_shape const one = work_.layer(tokens);
         if (work_.settings.replayed) { work_.progress.expects_read(stage, layer, one.tokens); }
-        expects_same(on, stage);
-        detail::staged(on, stage, [&](B const& stages) {
-            if (work_.shape.on_non_finite == non_finite::error)
-            {
-                index_t const number = work_.shape.first_layer + layer;
-                expects_finite(stages, "queries", rows.queries, number);
-                expects_finite(stages, "keys", rows.keys, number);
-                expects_finite(stages, "values", rows.values, number);
-            }
-            if (one.tokens > 0) { work_.find_losses(stages, layer, rows, one, agreed); }
-        });
+        if (work_.shape.on_non_finite == non_finite::error)
+        {
+            index_t const number = work_.shape.first_layer + layer;
+            expects_finite(on, "queries", rows.queries, number);
+            expects_finite(on, "keys", rows.keys, number);
+            expects_finite(on, "values", rows.values, number);
+        }
+        if (one.tokens > 0) { work_.find_losses(on, layer, rows, one, agreed); }
         work_.agree(on, stage, agreed, tokens, layer); // if all tokens are the window's
-        if (!advances(on)) { return; }
         tokens_                  = tokens;
         work_.progress.of(layer) = -1;
         ++work_.progress.finished;
@@ -252,22 +243,17 @@ public:
     /// \throws invalid_argument        a layer is not finished, or the budget is below the window or the cheapest rungs (then
     ///                                 no rungs are chosen, not even those of a call before); over ranks if one of them
     ///                                 refuses its arguments, on every rank
-    /// \throws non_finite_input        a loss is NaN or infinite; no rungs are chosen then, as for too small a budget
-    /// \throws insufficient_workspace  naming the size needed
+    /// \throws non_finite_input        a loss is NaN or infinite
     allocation allocate(B const& on, budget limit)
     {
         constexpr char const* stage = "prompt::allocate";
-        detail::agreement agreed{detail::dry_run(on) ? nullptr : work_.shape.ranks};
+        detail::agreement agreed{work_.shape.ranks};
         work_.progress.expects_all_finished(stage, work_.shape.layers);
         layer_shape one = work_.layer(tokens_);
         one.heads       = work_.share(1).all;
         auto next       = work_.plan(stage, limit.in_bytes(one), one);
-        expects_same(on, stage);
-        allocation const total = detail::staged(
-            on, stage, [&](B const& stages) { return work_.choose_rungs(stages, next, one, !balanced_, agreed); });
-        if (!advances(on)) { return total; }
-        balanced_ = balanced_ || (!next.all_full && work_.settings.shared);
-        work_.settle(on, stage, one, next, total, dry_);
+        allocation const total = work_.choose_rungs(on, next, one, agreed);
+        work_.settle(on, stage, one, next, total);
         return total;
     }
 
@@ -285,12 +271,10 @@ public:
         constexpr char const* stage = "prompt::allocate";
         work_.progress.expects_all_finished(stage, work_.shape.layers);
         detail::checks{on, stage}.in("quotas", quotas, {work_.shape.layers, work_.shape.heads}, "L,H");
-        expects_same(on, stage);
         layer_shape const one = work_.layer(tokens_);
         decltype(work_.choice) next{};
-        allocation const total = detail::staged(
-            on, stage, [&](B const& stages) { return work_.choose_by_quotas(stages, quotas, one.tokens, next); });
-        if (advances(on)) { work_.settle(on, stage, one, next, total, dry_); }
+        allocation const total = work_.choose_by_quotas(on, quotas, one.tokens, next);
+        work_.settle(on, stage, one, next, total);
         return total;
     }
 
@@ -310,15 +294,14 @@ public:
         return work_.rungs_of(layer, work_.stored_layer(tokens_).tokens);
     }
 
-    /// Bytes of a layer's arena, stand-ins included: `allocate` has found them. A dry run returns 0.
+    /// Bytes of a layer's arena, stand-ins included: `allocate` has found them.
     /// \cost   nothing is computed
     /// \sync   returns when done; no device is waited for
     /// \throws invalid_argument   no rungs were chosen
-    [[nodiscard]] index_t arena_bytes(B const& on, index_t layer) const
+    [[nodiscard]] index_t arena_bytes(B const&, index_t layer) const
     {
         constexpr char const* stage = "prompt::arena_bytes";
         work_.progress.expects_layer(stage, layer, work_.shape.layers);
-        if (detail::dry_run(on)) { return 0; }
         expects(work_.choice.budget >= 0, stage, ": no rungs were chosen; call allocate first");
         return work_.choice.arena_bytes[static_cast<std::size_t>(layer)];
     }
@@ -340,7 +323,6 @@ public:
     /// \sync   returns when done (cpu); enqueued on the stream, an owner's own stream is waited for (gpu)
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination does not fit
-    /// \throws insufficient_workspace  naming the size needed
     /// \throws std::bad_alloc          (or an exception of the cache's resource); the destination has not changed
     template <class Destination>
     compress_report pack(B const& on, index_t layer, rows_of_layer const& rows, Destination& to)
@@ -352,24 +334,15 @@ public:
         expects_rows(on, stage, rows, tokens_);
         expects(work_.choice.stand_ins == 0 || rows.lse, stage, ": lse is missing; preset \"", work_.settings.name,
             "\" makes up to ", work_.choice.stand_ins, " stand-ins, which need it (stand_ins = 0 makes none)");
-        expects_same(on, stage);
         cache_layout const form = layout();
         if constexpr (!owner)
         {
             expects(to.layout == form, stage, ": to.layout is not that of the preset and the layers");
         }
-        return detail::staged(
-            on, stage, [&](B const& stages) { return work_.pack_layer(stages, layer, rows, form, to); });
+        return work_.pack_layer(on, layer, rows, form, to);
     }
 
 private:
-    /// Whether a call changes the state: a dry run does so only if the prompt was made by one.
-    [[nodiscard]] bool advances(B const& on) const { return detail::dry_run(on) == dry_; }
-    void expects_same(B const& on, char const* stage) const
-    {
-        expects(!dry_ || detail::dry_run(on), stage, ": the prompt was made on a workspace that only counts");
-    }
-
     void expects_rows(B const& on, char const* stage, rows_of_layer const& rows, index_t tokens) const
     {
         index_t const query_heads = checked_multiply(work_.shape.heads, work_.shape.group);
@@ -385,10 +358,8 @@ private:
     }
 
     detail::prompt_work<B, T, U> work_;
-    bool dry_;                // made on a workspace that only counts
     workspace::frame memory_; // memory of the state
     index_t tokens_ = 0;      // tokens of the prompt; the largest possible number until a layer is finished
-    bool balanced_  = false;  // whether the losses of all layers are balanced
 };
 
 } // namespace MDKV_NAMESPACE

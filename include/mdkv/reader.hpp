@@ -73,7 +73,7 @@ struct reader_work; // state and stages of a reader: pipeline/reading.hpp
 /// their rung or take one of fewer bytes, from the stored values (docs/long-prompts.md). A prompt that fits stays uncompressed.
 ///
 /// Caches and losses lie in memory of the caches' resource, the rest of the state in the constructor's workspace; every call
-/// takes scratch from its own, and a dry run counts it.
+/// takes scratch from its own.
 ///
 /// \tparam Cache  the backend's owner: `cpu::cache<T>` or `gpu::cache<T, Resource>`
 /// \see    tests/unit/reader.cpp, docs/integrate.md
@@ -95,13 +95,11 @@ public:
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
     /// \throws invalid_argument        a size or a member of the preset is out of its range, the preset does not replay or
     ///                                 cannot drop, there are not L caches, or the limit is below windows and channels
-    /// \throws insufficient_workspace  naming the size needed
-    /// \throws std::bad_alloc          (or an exception of the caches' resource)
+    /// \throws std::bad_alloc          (or an exception of the caches' or the workspace's memory)
     reader(B const& on, preset const& chosen, prompt_shape<B> const& shape, reader_options const& options,
         std::span<Cache> caches)
         : work_{chosen, shape, options, caches}
-        , dry_{detail::dry_run(on)}
-        , memory_{*on.scratch, "reader"}
+        , memory_{*on.scratch}
     {
         work_.take_state(on, memory_);
     }
@@ -124,7 +122,7 @@ public:
     /// \order  bitwise reproducible for equal inputs and equal chunks, for any number of threads
     /// \throws invalid_argument        a shape disagrees, or the chunk or the prompt gets too long
     /// \throws non_finite_input        naming layer, head and row of the call, unless `on_non_finite` is unchecked
-    /// \throws insufficient_workspace  naming the size needed; nothing was changed in any of these cases
+    /// \throws std::bad_alloc          (or an exception of the workspace's memory); nothing was changed in any of these cases
     void attend(
         B const& on, index_t layer, rows_of_layer const& rows, out_view<U, 3, B> output, out_view<float, 2, B> lse)
     {
@@ -148,10 +146,8 @@ public:
             " make a chunk");
         expects(work_.read + before + count <= shape.tokens, stage, ": the prompt gets longer than the ", shape.tokens,
             " tokens of prompt_shape::tokens");
-        expects_same(on, stage);
-        detail::staged(
-            on, stage, [&](B const& stages) { work_.attend_chunk(stages, layer, before, rows, output, lse); });
-        if (detail::dry_run(on) == dry_) { work_.progress.of(layer) = before + count; }
+        work_.attend_chunk(on, layer, before, rows, output, lse);
+        work_.progress.of(layer) = before + count;
     }
 
     /// Takes the tokens of the present chunk back from all layers, e.g. after an error in one of them.
@@ -167,7 +163,7 @@ public:
         expects(work_.pending == 0, stage, ": layers have stored the chunk's tokens; end_chunk can be called again");
         for (index_t l = 0; l < work_.shape.layers; ++l)
         {
-            if (!detail::dry_run(on)) { truncate_tail(on, 0, work_.caches[static_cast<std::size_t>(l)].view()); }
+            truncate_tail(on, 0, work_.caches[static_cast<std::size_t>(l)].view());
             work_.asked.of(l)    = (std::max<index_t>)(work_.asked.of(l) - work_.progress.of(l), 0);
             work_.progress.of(l) = 0;
         }
@@ -182,8 +178,7 @@ public:
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        layers have different numbers of tokens
     /// \throws non_finite_input        a loss is NaN or infinite; nothing was changed
-    /// \throws insufficient_workspace  naming the size needed; nothing was changed
-    /// \throws std::bad_alloc          (or an exception of the caches' resource). Each layer is as it was or as it is to be, and
+    /// \throws std::bad_alloc          (or an exception of the caches' or the workspace's memory). Each layer is as it was or as it is to be, and
     ///                                 the call may be made again
     reader_report end_chunk(B const& on) { return bring_within(on, "reader::end_chunk", false); }
 
@@ -202,24 +197,17 @@ public:
 
 private:
     void expects_open(char const* stage) const { expects(!work_.finished, stage, ": the prompt is finished"); }
-    void expects_same(B const& on, char const* stage) const
-    {
-        expects(!dry_ || detail::dry_run(on), stage, ": the reader was made on a workspace that only counts");
-    }
 
     reader_report bring_within(B const& on, char const* stage, bool last)
     {
         expects_open(stage);
-        expects_same(on, stage);
         if (work_.pending == 0) { work_.progress.expects_alike(stage, work_.shape.layers); }
-        reader_report const report =
-            detail::staged(on, stage, [&](B const& stages) { return work_.bring_within(stages, stage, last); });
-        if (detail::dry_run(on) == dry_) { work_.finished = last; }
+        reader_report const report = work_.bring_within(on, stage, last);
+        work_.finished             = last;
         return report;
     }
 
     detail::reader_work<B, Cache, U> work_;
-    bool dry_;                // made on a workspace that only counts
     workspace::frame memory_; // memory of the state
 };
 

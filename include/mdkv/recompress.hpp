@@ -130,13 +130,13 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 /// \param[in]  ratios     the rungs, those in use in the cache among them; the first must drop tokens
 /// \param[in]  options    limit, pooling and the rest
 /// \param[in,out] cache   the backend's cache (`cpu::cache<T>`, `gpu::cache<T, Resource>`); its tail is empty afterwards
-///                        and has the same room. Its new memory is taken before the old is freed. A dry run reads it, too
+///                        and has the same room. Its new memory is taken before the old is freed
 /// \return     the report
 /// \pre    Q >= 1
 /// \cost   score, pool, allocate and pack for the stored tokens; no scores if everything stays. Scratch O(H*M*(R + D)) for M
 ///         tokens in the longest head; allocates the new cache and, in host memory, a copy of the directory and the counts of
 ///         rungs
-/// \sync   returns when done; on a GPU it waits for the device up to ten times, in a dry run twice. Work on the cache must have
+/// \sync   returns when done; on a GPU it waits for the device up to ten times. Work on the cache must have
 ///         been enqueued on the backend's stream, or be waited for by it; afterwards every stream may work on the cache
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        the cache has no layout; shapes disagree; the limit is below window and stand-ins
@@ -145,8 +145,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens to be scored hold a NaN or an infinity (naming head and slot, or row of the
 ///                                 window), or a loss does, e.g. of a `lse_elsewhere` above 1e30; gpu: of query weights, too
-/// \throws insufficient_workspace  naming the size needed
-/// \throws std::bad_alloc          and the exceptions of the executor and the cache's memory resource; gpu: cuda_error.
+/// \throws std::bad_alloc          and the exceptions of the executor and of the cache's and the workspace's memory; gpu: cuda_error.
 ///                                 Nothing was changed in any case
 /// \see    tests/unit/recompress.cpp, tests/gpu/recompress.cu
 template <backend B, element U, class Cache>
@@ -206,7 +205,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     index_t const heads                         = layout.heads;
     expects(layout.rungs > 0, "recompress: the cache has no layout: nothing was packed into it, or it was moved from");
     bool const in_place = to.view().heads == stored.heads;
-    if (heads == 0 && (in_place || detail::dry_run(on))) { return {}; }
+    if (heads == 0 && in_place) { return {}; }
     if (heads == 0)
     {
         to = to.like(layout, 0, 0);
@@ -272,12 +271,10 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     index_t const least     = shape.window_bytes() + stand_ins;
     expects(limit >= least, "recompress: a budget of ", limit, " bytes cannot hold the window of ", window,
         stand_ins > 0 ? " tokens and the stand-ins" : " tokens", "; at least ", least, " bytes are needed");
-    return detail::staged(on, "recompress", [&](B const& stages) {
-        detail::recompressing<B, T, U> job{stages, queries, ratios, options, shape, limit,
-            detail::stored_slots<T, space::host>{directory, next, shape.tokens},
-            detail::stored_slots<T, B::memory_space>{stored, next, shape.tokens}};
-        return job(to);
-    });
+    detail::recompressing<B, T, U> job{on, queries, ratios, options, shape, limit,
+        detail::stored_slots<T, space::host>{directory, next, shape.tokens},
+        detail::stored_slots<T, B::memory_space>{stored, next, shape.tokens}};
+    return job(to);
 }
 
 } // namespace MDKV_NAMESPACE

@@ -14,6 +14,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/stages/allocate.hpp>
 
 #include "support/allocation.hpp"
@@ -38,11 +39,7 @@ outcome solve(layer const& given, index_t limit)
                 mdkv::out(on, result.rung.data(), given.heads, given.tokens)},
             given.costs(), mdkv::in(on, &limit, 1), {}, mdkv::out(on, result.report.data(), 1));
     };
-    mdkv::workspace counting;
-    call(mdkv::cpu::backend{&counting});
-    std::unique_ptr<std::byte, void (*)(void*)> const memory{
-        static_cast<std::byte*>(std::aligned_alloc(64, (counting.bytes() + 127) / 64 * 64)), std::free};
-    mdkv::workspace scratch{std::span{memory.get(), counting.bytes()}};
+    mdkv::workspace scratch{mdkv::cpu::host_memory{}};
     call(mdkv::cpu::backend{&scratch});
     return result;
 }

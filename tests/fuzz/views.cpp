@@ -61,7 +61,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
             static_cast<std::uint8_t>(any.ConsumeBool() ? 16 : any.ConsumeIntegral<int>()),
             static_cast<std::uint16_t>(any.ConsumeBool() ? 1 : any.ConsumeIntegral<int>())},
         shape, any.ConsumeBool() ? strides : nullptr, any.ConsumeIntegralInRange<std::uint64_t>(0, 64)};
-    mdkv::workspace none{std::span<std::byte>{}};
+    mdkv::workspace none{mdkv::cpu::host_memory{}};
     mdkv::cpu::backend const on{&none};
     try
     {

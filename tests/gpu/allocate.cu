@@ -126,17 +126,3 @@ TEST_CASE("allocate on the GPU serves plateaus over many pieces, wide steps, and
     CHECK(same_everywhere(layer{3, 0, {0, 4}}, {7}));
     CHECK(same_everywhere(layer{0, 3, {0, 4}}, {7}));
 }
-
-TEST_CASE("allocate on the GPU asks for its scratch without touching anything")
-{
-    mdkv::workspace count;
-    mdkv::gpu::backend const on{nullptr, &count};
-    layer in{1, 0, {0, 16, 32, 64}};
-    in.project({1, 2}, 9);
-    mdkv::allocate(on,
-        {mdkv::in(on, static_cast<float const*>(nullptr), 8, 4, 5000),
-            mdkv::out(on, static_cast<std::uint8_t*>(nullptr), 8, 5000)},
-        in.costs(), mdkv::in(on, static_cast<index_t const*>(nullptr), 1), {},
-        mdkv::out(on, static_cast<allocation*>(nullptr), 1));
-    CHECK(count.bytes() > 8 * 5000);
-}

@@ -136,9 +136,7 @@ TEST_CASE("scales of codes may differ by any factor, from one tile to the next")
         all.assign(scales);
         device_tensor<float, 1> const from{all};
         device_tensor<float, 1> to{{8 * 64}};
-        support::run_on_device([&](gpu::backend const& on) {
-            if (!on.scratch->counting()) { gpu::launch(on, scaled_tiles{from.in(), to.out()}, 1); }
-        });
+        support::run_on_device([&](gpu::backend const& on) { gpu::launch(on, scaled_tiles{from.in(), to.out()}, 1); });
         double sum = 0;
         for (float const scale : scales) { sum += 16 * (2 + 3 * static_cast<double>(widen(narrow<half>(scale)))); }
         auto const got = to.host();

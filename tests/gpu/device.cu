@@ -207,9 +207,7 @@ struct one_tile
 TEST_CASE("lanes read each other's values, and a ballot has a bit for each")
 {
     device_tensor<int, 2> to{{5, 64}};
-    support::run_on_device([&](gpu::backend const& on) {
-        if (!on.scratch->counting()) { gpu::launch(on, warp_functions{to.out()}, 1); }
-    });
+    support::run_on_device([&](gpu::backend const& on) { gpu::launch(on, warp_functions{to.out()}, 1); });
     auto const got = to.host();
     for (int t = 0; t < 64; ++t)
     {
@@ -227,9 +225,7 @@ TEST_CASE("lanes read each other's values, and a ballot has a bit for each")
 TEST_CASE("sums of 64 bits in shared memory carry from one word to the other")
 {
     device_tensor<index_t, 1> to{{2}};
-    support::run_on_device([&](gpu::backend const& on) {
-        if (!on.scratch->counting()) { gpu::launch(on, shared_sums{to.out()}, 1); }
-    });
+    support::run_on_device([&](gpu::backend const& on) { gpu::launch(on, shared_sums{to.out()}, 1); });
     CHECK(to.elements() == std::vector<index_t>{96 * (index_t{3} << 32) - 95 * 48 - 7, -95 * 48 - 7});
 }
 
@@ -241,9 +237,7 @@ TEST_CASE("atomics of all blocks add up, of 32 and of 64 bits")
     start_wide.set(-5, 0);
     device_tensor<unsigned, 1> to{start};
     device_tensor<index_t, 1> wide{start_wide};
-    support::run_on_device([&](gpu::backend const& on) {
-        if (!on.scratch->counting()) { gpu::launch(on, atomics{to.out(), wide.out()}, 7); }
-    });
+    support::run_on_device([&](gpu::backend const& on) { gpu::launch(on, atomics{to.out(), wide.out()}, 7); });
     CHECK(to.elements() == std::vector<unsigned>{7 * 95 * 96 / 2, 0});
     CHECK(wide.host().get(0) == 7 * 96 * (index_t{1} << 40) + 7 * 95 * 96 / 2 - 5);
 }
@@ -255,9 +249,7 @@ TEST_CASE("a group of asynchronous copies has arrived when it was waited for")
     device_tensor<float, 1> const from{numbers};
     device_tensor<float, 1> to{{256}};
     auto const run = [&](auto kernel) {
-        support::run_on_device([&](gpu::backend const& on) {
-            if (!on.scratch->counting()) { gpu::launch(on, kernel, 1); }
-        });
+        support::run_on_device([&](gpu::backend const& on) { gpu::launch(on, kernel, 1); });
         auto const got = to.host();
         for (int i = 0; i < 256; ++i) { CHECK(got.get(i) == static_cast<float>(i < 128 ? 127 - i : i + 1)); }
     };
@@ -285,7 +277,7 @@ TEST_CASE_TEMPLATE("a tile of tensor-core products is the product of the matrice
     device_tensor<T, 2> const from_b{b};
     device_tensor<float, 2> to{d};
     support::run_on_device([&](gpu::backend const& on) {
-        if (!on.scratch->counting()) { gpu::launch(on, one_tile<T>{from_a.in(), from_b.in(), to.out()}, 1); }
+        gpu::launch(on, one_tile<T>{from_a.in(), from_b.in(), to.out()}, 1);
     });
     auto const got = to.host();
     for (int i = 0; i < 16; ++i)
@@ -323,7 +315,7 @@ TEST_CASE("tensor cores multiply subnormal halves exactly: codes without a scale
     device_tensor<mdkv::half, 2> const from_a{a};
     device_tensor<mdkv::half, 2> const from_b{b};
     support::run_on_device([&](gpu::backend const& on) {
-        if (!on.scratch->counting()) { gpu::launch(on, one_tile<mdkv::half>{from_a.in(), from_b.in(), to.out()}, 1); }
+        gpu::launch(on, one_tile<mdkv::half>{from_a.in(), from_b.in(), to.out()}, 1);
     });
     auto const got = to.host();
     for (int i = 0; i < 16; ++i)
@@ -340,9 +332,7 @@ TEST_CASE("tensor cores multiply subnormal halves exactly: codes without a scale
 TEST_CASE("matrices are transposed on their way from shared memory, and between lanes; bytes of words become pairs")
 {
     device_tensor<int, 3> to{{7, 32, 2}};
-    support::run_on_device([&](gpu::backend const& on) {
-        if (!on.scratch->counting()) { gpu::launch(on, transposed_matrices{to.out()}, 1); }
-    });
+    support::run_on_device([&](gpu::backend const& on) { gpu::launch(on, transposed_matrices{to.out()}, 1); });
     auto const got = to.host();
     for (int lane = 0; lane < 32; ++lane)
     {
@@ -364,7 +354,7 @@ TEST_CASE_TEMPLATE("numbers are rounded to pairs, and powers of two are right to
     device_tensor<float, 1> const from{x};
     device_tensor<float, 2> to{{3, 32}};
     support::run_on_device([&](gpu::backend const& on) {
-        if (!on.scratch->counting()) { gpu::launch(on, numbers_of_lanes<T>{from.in(), to.out()}, 1); }
+        gpu::launch(on, numbers_of_lanes<T>{from.in(), to.out()}, 1);
     });
     auto const got = to.host();
     for (int i = 0; i < 32; ++i)

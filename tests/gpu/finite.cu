@@ -74,15 +74,11 @@ TEST_CASE_TEMPLATE("the GPU says of every element and every layout as the CPU do
     }
 }
 
-TEST_CASE("empty inputs are finite on the GPU, and a dry run looks at nothing")
+TEST_CASE("empty inputs are finite on the GPU")
 {
     CHECK(gpu_verdict(ones<float>(0, 5, 8)) == "threw nothing");
     CHECK(gpu_verdict(ones<float>(2, 0, 8)) == "threw nothing");
     CHECK(gpu_verdict(ones<float>(2, 5, 0)) == "threw nothing");
-    workspace count;
-    gpu::backend const on{nullptr, &count};
-    CHECK_NOTHROW(expects_finite(on, "keys", in(on, static_cast<half*>(nullptr), 2, 100000000, 128)));
-    CHECK(count.bytes() == 64);
 }
 
 } // namespace

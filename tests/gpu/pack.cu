@@ -307,11 +307,10 @@ TEST_CASE("packed_bytes on the GPU is what pack fills, and names a rung that is 
     packed_layer<half> layer{{.heads = 3, .tokens = 90, .window = 2, .dims = {64, 40}, .rungs = storage_rungs()}};
     auto const on_device = [&] {
         device_tensor<std::uint8_t, 2> const rung{layer.rung};
-        workspace count;
-        CHECK(packed_bytes<half>(gpu::backend{nullptr, &count}, rung.in(), layer.layout) == 0);
-        support::device_memory const memory{std::vector<std::byte>(count.bytes()), 0};
-        workspace scratch{{memory.data(), count.bytes()}};
-        return packed_bytes<half>(gpu::backend{nullptr, &scratch}, rung.in(), layer.layout);
+        index_t bytes = 0;
+        support::run_on_device_now(
+            [&](gpu::backend const& on) { bytes = packed_bytes<half>(on, rung.in(), layer.layout); });
+        return bytes;
     };
     CHECK(on_device() == layer.bytes());
     layer.rung.set(9, 1, 71);

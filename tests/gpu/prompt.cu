@@ -131,7 +131,6 @@ outcome on_gpu(std::vector<one_layer> const& all, preset const& chosen, budget l
             auto to = stored.view();
             static_cast<void>(p.pack(on, l, whole(l), to));
             auto const chosen_rungs = p.rungs_of(l);
-            if (on.scratch->counting()) { continue; }
             std::vector<head_entry> heads(2);
             fetch(on, stored.view().heads, heads.data(), 2);
             for (head_entry const& head : heads) { made.stand_ins += head.stand_ins; }
@@ -170,11 +169,8 @@ outcome on_cpu(std::vector<one_layer> const& all, preset const& chosen, budget l
             cpu::cache<half> cache;
             static_cast<void>(p.pack(on, l, whole(l), cache));
             auto const rungs = p.rungs_of(l);
-            for (index_t h = 0; h < 2 && !on.scratch->counting(); ++h)
-            {
-                made.stand_ins += cache.view().heads[h].stand_ins;
-            }
-            for (index_t h = 0; h < 2 && !on.scratch->counting(); ++h)
+            for (index_t h = 0; h < 2; ++h) { made.stand_ins += cache.view().heads[h].stand_ins; }
+            for (index_t h = 0; h < 2; ++h)
             {
                 for (index_t i = 0; i < rungs.extent(1); ++i) { made.rungs.push_back(rungs(h, i)); }
             }

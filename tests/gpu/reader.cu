@@ -88,10 +88,7 @@ outcome on_cpu(std::vector<support::layer<half>> const& x, preset const& p)
     outcome made;
     made.caches.resize(layers);
     using reader_of_host = reader<host, cpu::cache<half>>;
-    support::scratch_memory memory{support::scratch_bytes([&](host const& on) {
-        reader_of_host{on, p, shape<host>(), options(), std::span{made.caches}};
-    })};
-    workspace state{memory.span()};
+    workspace state{support::nan_memory{}};
     reader_of_host r{host{&state}, p, shape<host>(), options(), std::span{made.caches}};
     for (index_t first = 0; first < tokens; first += chunk)
     {
@@ -124,12 +121,8 @@ outcome on_gpu(std::vector<support::layer<half>> const& x, preset const& p)
     device_resource resource;
     std::vector<cache_type> caches;
     for (index_t l = 0; l < layers; ++l) { caches.emplace_back(cache_layout{}, 0, 0, nullptr, resource); }
-    workspace counting;
-    {
-        reader_of_device const dry{device{nullptr, &counting}, p, shape<device>(), options(), std::span{caches}};
-    }
-    support::device_memory const memory = support::device_memory::scratch(counting.bytes());
-    workspace state{{memory.data(), counting.bytes()}};
+    device_resource memory{true};
+    workspace state{gpu::stream_memory<device_resource>{nullptr, &memory}};
     reader_of_device r{device{nullptr, &state}, p, shape<device>(), options(), std::span{caches}};
     for (index_t first = 0; first < tokens; first += chunk)
     {

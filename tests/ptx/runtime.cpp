@@ -38,7 +38,7 @@ using work = std::function<cudaError_t()>;
 
 struct stream
 {
-    bool capturing = false, spoilt = false;
+    bool capturing = false, relaxed = false, spoilt = false;
     std::vector<work> recorded;
 };
 struct graph
@@ -150,13 +150,13 @@ cudaError_t enqueue(cudaStream_t on, work what)
     return cudaSuccess;
 }
 
-/// What must not be called while some stream is being captured: it spoils the capture.
+/// What must not be called while some stream is being captured, but in relaxed mode: it spoils the capture.
 cudaError_t forbidden_in_capture()
 {
     cudaError_t code = cudaSuccess;
     for (stream* const one : all().streams)
     {
-        if (!one->capturing) { continue; }
+        if (!one->capturing || one->relaxed) { continue; }
         one->spoilt = true;
         code        = cudaErrorStreamCaptureUnsupported;
     }
@@ -457,12 +457,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t which)
     if (one == nullptr) { return cudaDeviceSynchronize(); }
     return said(spoils_capture(one) ? cudaErrorStreamCaptureUnsupported : all().broken);
 }
-cudaError_t cudaStreamBeginCapture(cudaStream_t which, cudaStreamCaptureMode)
+cudaError_t cudaStreamBeginCapture(cudaStream_t which, cudaStreamCaptureMode mode)
 {
     guard const held{all().lock};
     auto* const one = reinterpret_cast<stream*>(which);
     if (one == nullptr || one->capturing) { return said(cudaErrorStreamCaptureUnsupported); }
     one->capturing = true;
+    one->relaxed   = mode == cudaStreamCaptureModeRelaxed;
     one->spoilt    = false;
     one->recorded.clear();
     return cudaSuccess;

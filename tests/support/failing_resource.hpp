@@ -1,6 +1,10 @@
 /// \file failing_resource.hpp: a memory resource whose k-th allocation fails, once or from then on, and that knows what is still out
 #pragma once
 
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
+
 #include <cstddef>
 #include <memory_resource>
 #include <new>
@@ -62,5 +66,24 @@ private:
     int attempts_            = 0;
     std::size_t outstanding_ = 0;
 };
+
+/// Makes the call with a workspace whose memory ends after 0, 1, 2, ... allocations, until there is enough. Returns how often
+/// there was not.
+template <class Call>
+int insist(Call const& call, mdkv::cpu::executor_ref threads = {})
+{
+    for (int k = 0;; ++k)
+    {
+        failing_resource memory{failure::from_on, k};
+        mdkv::workspace scratch{mdkv::cpu::host_memory{&memory}};
+        try
+        {
+            call(mdkv::cpu::backend{&scratch, threads});
+            return k;
+        }
+        catch (std::bad_alloc const&)
+        {}
+    }
+}
 
 } // namespace support

@@ -187,39 +187,25 @@ template <class U, class T, std::size_t Rank>
     return to;
 }
 
-/// Scratch of exactly the size asked for, between forbidden bytes, filled with NaN so that reading it unwritten shows.
-class scratch_memory
+/// Memory of a workspace, filled with NaN so that reading it unwritten shows. Each block is of its own, for sanitizers.
+struct nan_memory
 {
-public:
-    explicit scratch_memory(std::size_t bytes)
-        : memory_{{static_cast<index_t>(bytes)}, {}}
-        , bytes_{bytes}
-    {}
-    [[nodiscard]] std::span<std::byte> span() { return {memory_.data(), bytes_}; }
+    static constexpr std::size_t alignment = mdkv::workspace::alignment;
 
-private:
-    tensor<std::byte, 1> memory_;
-    std::size_t bytes_;
+    [[nodiscard]] static void* allocate(std::size_t bytes)
+    {
+        return std::memset(::operator new(bytes, std::align_val_t{alignment}), 0xFF, bytes);
+    }
+    static void release(void* data, std::size_t) noexcept { ::operator delete(data, std::align_val_t{alignment}); }
 };
 
-/// Bytes of scratch the call needs. `call(backend)` must be the whole call.
+/// Makes the call as a user does, with a workspace of its own; returns the bytes that it needed.
 template <class Call>
-[[nodiscard]] std::size_t scratch_bytes(Call const& call, mdkv::cpu::executor_ref threads = {})
+index_t run(Call const& call, mdkv::cpu::executor_ref threads = {})
 {
-    mdkv::workspace count;
-    call(mdkv::cpu::backend{&count, threads});
-    return count.bytes();
-}
-
-/// Makes the call as a user does: a dry run, then the call with exactly the scratch it asked for, whose size is returned.
-template <class Call>
-std::size_t run(Call const& call, mdkv::cpu::executor_ref threads = {})
-{
-    std::size_t const bytes = scratch_bytes(call, threads);
-    scratch_memory memory{bytes};
-    mdkv::workspace scratch{memory.span()};
+    mdkv::workspace scratch{nan_memory{}};
     call(mdkv::cpu::backend{&scratch, threads});
-    return bytes;
+    return scratch.peak();
 }
 
 /// The text of what the call throws, if it is an E; otherwise a text that says what happened instead.

@@ -107,7 +107,7 @@ private:
     }
 };
 
-/// Compresses with exactly the scratch the dry run asked for.
+/// Compresses in one call.
 template <class T>
 compress_report compressed(layer<T> const& x, ratio_set const& ratios, options const& choice,
     cpu::cache<T>& destination, cpu::executor_ref threads = {}, placement how = {})
@@ -652,21 +652,20 @@ TEST_CASE("keys and values of exact low rank are kept with next to no loss at a 
 TEST_CASE("the scratch of compress grows by bytes per token, not by query rows per token")
 {
     auto const bytes = [](index_t tokens, index_t queries) {
-        host const any{};
-        auto const at = [&](index_t h, index_t count) { return in(any, static_cast<half*>(nullptr), h, count, 64); };
+        layer<half> const x{{.heads = 2, .group = 4, .queries = queries, .tokens = tokens, .window = 32}};
+        whole_prompt<half> const all{x};
         cpu::cache<half> cache;
-        return support::scratch_bytes([&](host const& on) {
+        return support::run([&](host const& on) {
             preset p  = presets::paper;
             p.queries = queries;
-            static_cast<void>(compress(on, prompt_rows<host, half>{at(8, queries), at(2, tokens), at(2, tokens)}, p,
-                budget::kv_size(512), cache));
+            static_cast<void>(compress(on, all.rows(), p, budget::kv_size(512), cache));
         });
     };
-    std::size_t const one = bytes(100000, 32);
-    std::size_t const two = bytes(200000, 32);
-    // Losses, pooled losses, rungs and the allocator's copies; 64 times more query rows do not appear.
-    CHECK(two - one <= std::size_t{100000} * 2 * (2 * 4 * sizeof(float) + 32));
-    CHECK(bytes(200000, 2048) - bytes(100000, 2048) <= two - one);
+    index_t const one = bytes(10000, 32);
+    index_t const two = bytes(20000, 32);
+    // Losses, pooled losses, rungs and the allocator's copies; 8 times more query rows do not appear.
+    CHECK(two - one <= index_t{10000} * 2 * (3 * 4 * index_t{sizeof(float)} + 32));
+    CHECK(bytes(20000, 256) - bytes(10000, 256) <= two - one);
 }
 
 TEST_CASE("an empty prompt and a model without heads are compressed to what they are")
@@ -972,9 +971,8 @@ TEST_CASE("compress refuses a preset that replays without all queries, and rungs
     layer<half> const x{{.heads = 2, .tokens = 22}};
     whole_prompt<half> const all{x};
     cpu::cache<half> cache;
-    workspace count;
     CHECK(error_text<invalid_argument>([&] {
-        compress(host{&count}, all.rows(), presets::best, budget::fraction(1, 2), cache);
+        support::run([&](host const& on) { compress(on, all.rows(), presets::best, budget::fraction(1, 2), cache); });
     }) == "compress: queries [H*G, Q, D] has Q = 8; preset \"best\" replays the queries of all 30 tokens");
     layer<half> const odd{{.heads = 2, .tokens = 30, .dim = 20, .value_dim = 20}};
     CHECK(error_text<invalid_argument>([&] { compressed(odd, paper_ratios, {}, cache); })
@@ -990,10 +988,10 @@ TEST_CASE("compress refuses more tokens than kept positions can number")
     auto const rows    = in(any, one.data(), {1, many, 8}, {0, 0, 1});
     auto const few     = in(any, one.data(), {1, 1, 8}, {0, 0, 1});
     cpu::cache<half> cache;
-    workspace count;
     CHECK(error_text<size_overflow>([&] {
-        static_cast<void>(compress(
-            host{&count}, prompt_rows<host, half>{few, rows, rows}, presets::paper, budget::kv_size(64), cache));
+        support::run([&](host const& on) {
+            compress(on, prompt_rows<host, half>{few, rows, rows}, presets::paper, budget::kv_size(64), cache);
+        });
     }) == "compress: 2147483680 + 0 tokens are more than the limit of 2147483647");
 }
 

@@ -94,7 +94,7 @@ struct text
     [[nodiscard]] index_t layer_bytes() const { return heads * tokens * (dim + value_dim) * 2; }
 };
 
-/// A reader with memory of exactly the bytes that a dry run counts.
+/// A reader, and what it has made.
 struct read_text
 {
     text const& x;
@@ -102,8 +102,8 @@ struct read_text
     reader_options options;
     cpu::executor_ref threads;
     std::vector<cache> caches;
-    std::unique_ptr<support::scratch_memory> memory;
-    std::unique_ptr<workspace> state;
+    workspace state{support::nan_memory{}};
+    bool insists = false; ///< every call is made until memory suffices
     std::unique_ptr<reader> r;
     std::vector<float> outputs; // of all calls, one after another
     std::vector<reader_report> reports;
@@ -116,33 +116,34 @@ struct read_text
         , threads{threads_}
     {
         for (index_t l = 0; l < x.layers(); ++l) { caches.emplace_back(cache_layout{}, 0, 0, resource); }
-        auto const bytes = support::scratch_bytes([&](host const& on) {
-            reader{on, chosen, x.shape(), options, std::span{caches}};
-        });
-        memory           = std::make_unique<support::scratch_memory>(bytes);
-        state            = std::make_unique<workspace>(memory->span());
-        r                = std::make_unique<reader>(host{&*state}, chosen, x.shape(), options, std::span{caches});
+        r = std::make_unique<reader>(host{&state}, chosen, x.shape(), options, std::span{caches});
     }
 
+    template <class Call>
+    void make(Call const& call)
+    {
+        if (insists) { CHECK(support::insist(call, threads) > 0); }
+        else { support::run(call, threads); }
+    }
     void attend(index_t l, index_t first, index_t n)
     {
         tensor<half, 3> output{{text::heads * text::group, n, text::value_dim}};
         tensor<float, 2> lse{{text::heads * text::group, n}};
-        support::run([&](host const& on) { r->attend(on, l, x.part(l, first, n), output.out(), lse.out()); }, threads);
+        make([&](host const& on) { r->attend(on, l, x.part(l, first, n), output.out(), lse.out()); });
         for (half const one : output.elements()) { outputs.push_back(widen(one)); }
         for (float const one : lse.elements()) { outputs.push_back(one); }
     }
     reader_report end_chunk()
     {
         reader_report last;
-        support::run([&](host const& on) { last = r->end_chunk(on); }, threads);
+        make([&](host const& on) { last = r->end_chunk(on); });
         reports.push_back(last);
         return last;
     }
     reader_report finish()
     {
         reader_report last;
-        support::run([&](host const& on) { last = r->finish(on); }, threads);
+        make([&](host const& on) { last = r->finish(on); });
         reports.push_back(last);
         return last;
     }
@@ -616,8 +617,8 @@ TEST_CASE("a reader names what is wrong before anything is changed")
     auto const made = [&](preset const& p, reader_options const& options, prompt_shape<host> const& shape) {
         std::vector<cache> caches(2);
         return error_text<invalid_argument>([&] {
-            workspace counting;
-            mdkv::reader<host, cache>{host{&counting}, p, shape, options, std::span{caches}};
+            workspace state{support::nan_memory{}};
+            mdkv::reader<host, cache>{host{&state}, p, shape, options, std::span{caches}};
         });
     };
     reader_options const options{.limit = budget::bytes(20000), .chunk = 64};
@@ -668,6 +669,44 @@ TEST_CASE("a reader names what is wrong before anything is changed")
     r.read(64, 192, 64);
     CHECK(error_text<invalid_argument>([&] { r.attend(0, 150, 10); })
           == "reader::attend: the prompt gets longer than the 200 tokens of prompt_shape::tokens");
+}
+
+TEST_CASE("a call for whose scratch memory ran out has changed nothing, unless a chunk's layers were being stored")
+{
+    text const x{2, 200};
+    for (preset const& p : {presets::best, presets::any_question})
+    {
+        CAPTURE(p.name);
+        reader_options const options{.limit = budget::fraction(1, 6), .chunk = 128};
+        read_text want{x, p, options};
+        want.read(0, 200, 128);
+        want.finish();
+        int again = 0;
+        for (int k = 0, failed = 1; failed == 1; ++k)
+        {
+            CAPTURE(k);
+            read_text got{x, p, options};
+            got.insists = true;
+            for (index_t l = 0; l < 2; ++l) { got.attend(l, 0, 128); }
+            got.insists = false;
+            support::failing_resource memory{support::failure::from_on, k};
+            workspace scratch{cpu::host_memory{&memory}};
+            failed = error_text<std::bad_alloc>([&] { got.r->end_chunk(host{&scratch}); }) == "threw nothing" ? 0 : 1;
+            bool stored = false;
+            if (failed == 1)
+            {
+                stored = error_text<invalid_argument>([&] { got.attend(0, 128, 1); }).find("has not ended")
+                         != std::string::npos;
+                got.end_chunk();
+            }
+            got.read(128, 200, 128);
+            got.finish();
+            CHECK((stored || got.outputs == want.outputs));
+            CHECK((stored || got.bytes() == want.bytes()));
+            again += failed == 1 && !stored ? 1 : 0;
+        }
+        CHECK(again > 10);
+    }
 }
 
 TEST_CASE("after memory has run out the same call goes on where it stopped")

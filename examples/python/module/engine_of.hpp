@@ -76,8 +76,12 @@ public:
         auto const turn = on_->turn();
         auto const k    = in<T, 3>(backend{}, keys);
         auto const v    = in<T, 3>(backend{}, values);
-        mdkv::workspace counting; // a dry run refuses what must not grow the tail
-        mdkv::append(on_->with(counting), k, v, cache_);
+        auto const& layout = cache_.layout();
+        on_->lend([&](backend on) { // refuses what must not grow the tail
+            mdkv::detail::checks{on, "append"}
+                .rows("keys", k, {layout.heads, k.extent(1), layout.dims.keys}, "H,n,D")
+                .rows("values", v, {layout.heads, k.extent(1), layout.dims.values}, "H,n,Dv");
+        });
         index_t const n = appended_ + k.extent(1);
         if (n > cache_.tail_capacity())
         {

@@ -61,10 +61,10 @@ public:
     /// A turn at the backend and at all that was made on it.
     [[nodiscard]] std::unique_lock<turn_lock> turn() { return std::unique_lock{turn_}; }
 
-    [[nodiscard]] std::size_t scratch_bytes()
+    [[nodiscard]] index_t scratch_bytes()
     {
         auto const no_growth = turn();
-        return scratch_->size();
+        return scratch_->held();
     }
 
     /// Where the place's memory comes from.

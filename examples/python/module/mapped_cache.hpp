@@ -97,7 +97,7 @@ private:
         auto const bytes = mdkv::detail::tail_bytes(from.layout, tail_tokens, sizeof(T));
         host_bytes tail{bytes, {}};
         auto appended = std::make_unique<index_t>(0);
-        mdkv::workspace none{std::span<std::byte>{}};
+        mdkv::workspace none{mdkv::cpu::host_memory{}};
         view_ = mdkv::with_tail(mdkv::cpu::backend{&none}, from, {tail.data(), static_cast<std::size_t>(tail.size())},
             tail_tokens, *appended);
         tail_ = std::move(tail);

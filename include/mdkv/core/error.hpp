@@ -37,7 +37,7 @@ struct size_overflow : invalid_argument
     using invalid_argument::invalid_argument;
 };
 
-/// The workspace or a destination is smaller than the call needs; nothing was changed.
+/// A cache's arena or tail is smaller than the call needs; nothing was changed.
 struct insufficient_workspace : invalid_argument
 {
     using invalid_argument::invalid_argument;

@@ -1,4 +1,4 @@
-/// \file workspace.hpp: scratch memory, lent by the caller or growing, and the dry run that counts it.
+/// \file workspace.hpp: scratch memory of calls, which grows to what they need.
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -6,44 +6,43 @@
 
 #include <bit>
 #include <cstddef>
-#include <cstdint>
-#include <span>
 #include <type_traits>
 
 namespace MDKV_NAMESPACE
 {
 
-/// A bump allocator for the scratch memory of calls, over memory that the caller lends, or that it takes itself and keeps:
+/// The scratch memory of calls: it takes what a call lacks, in blocks, and keeps them. A call that was made once needs no
+/// further memory when it is made again:
 ///
-///     workspace scratch{cpu::host_memory{}}; // grows to what its calls need; gpu::stream_memory on a GPU
-///     workspace scratch{std::span{bytes}};   // lent: a call that needs more is refused
-///     workspace counting;                    // no memory: a call computes nothing, and bytes() is then its need
+///     workspace scratch{cpu::host_memory{}}; // gpu::stream_memory on a GPU, or an engine's own kind of memory
 ///
 /// Use a workspace for one call at a time.
 class workspace
 {
+    /// Memory that was taken.
+    struct block
+    {
+        block* below;
+        std::byte* data;
+        index_t bytes;
+    };
+
+    /// Where free memory begins: in the highest block that is in use, if any is.
+    struct place
+    {
+        block* in;
+        index_t at;   ///< bytes of that block that are in use
+        index_t used; ///< bytes of all blocks that are in use
+    };
+
 public:
     /// Alignment of all memory, in bytes.
     static constexpr std::size_t alignment = 64;
 
-    /// Counts only.
-    workspace() noexcept = default;
-
-    /// \throws invalid_argument   the memory is not aligned to `alignment`
-    explicit workspace(std::span<std::byte> memory)
-        : memory_{memory.data()}
-        , end_{memory.size()}
-        , counting_{false}
-    {
-        auto const address = reinterpret_cast<std::uintptr_t>(memory.data());
-        expects(address % alignment == 0, "workspace: memory must be aligned to ", alignment, " bytes; it is off by ",
-            address % alignment);
-    }
-
-    /// Grows: a call first takes what it lacks, an eighth more than its need if it replaces memory that was too small, and
-    /// the workspace keeps it. A call for which there is no memory throws what `allocate` does and changes nothing else.
+    /// Holds nothing yet.
     /// \param memory  `allocate(bytes)` and `release(data, bytes)`, of at least `alignment`: `cpu::host_memory`, or
-    ///                `gpu::stream_memory`, which releases in the order of its stream. Its resource outlives the workspace
+    ///                `gpu::stream_memory`, which releases in the order of its stream. Its resource outlives the workspace.
+    ///                A call for which there is no memory throws what `allocate` does
     template <class Memory>
         requires requires(Memory const& memory, void* data, std::size_t bytes) {
             static_cast<std::byte*>(memory.allocate(bytes));
@@ -56,7 +55,6 @@ public:
         , release_{[](std::byte const* from, void* data, std::size_t bytes) noexcept {
             std::bit_cast<Memory>(copy_of<Memory>(from)).release(data, bytes);
         }}
-        , counting_{false}
     {
         static_assert(Memory::alignment >= alignment && sizeof(Memory) <= sizeof source_);
         auto const bytes = std::bit_cast<array<std::byte, sizeof(Memory)>>(memory);
@@ -66,41 +64,25 @@ public:
     /// A copy would lend the same memory twice.
     workspace(workspace const&)            = delete;
     workspace& operator=(workspace const&) = delete;
-    ~workspace() { release_down_to(nullptr); }
-
-    /// Largest need so far, in bytes.
-    [[nodiscard]] std::size_t bytes() const noexcept { return peak_; }
-    /// Bytes of its memory; 0 while counting.
-    [[nodiscard]] std::size_t size() const noexcept { return last_ == nullptr ? end_ : last_->end; }
-    [[nodiscard]] bool counting() const noexcept { return counting_; }
-
-    /// Memory that a call may still take without growth; empty while counting.
-    [[nodiscard]] std::span<std::byte const> free_memory() const noexcept
+    ~workspace()
     {
-        std::size_t const used = used_ < end_ ? used_ : end_;
-        return {memory_ + (used - begin_), end_ - used};
+        now_.in = nullptr;
+        release_free();
     }
 
-    /// Makes room for a call's whole need before the call changes anything.
-    /// \throws insufficient_workspace   lent memory is too small; the message names the size needed
-    MDKV_OUTLINE void expects_room(char const* stage, std::size_t need)
-    {
-        join_blocks(need);
-        if (allocate_ != nullptr && need > end_ - used_) { grow(need); }
-        std::size_t const used = end_ - free_memory().size(); // a prompt's state, e.g.
-        expects<insufficient_workspace>(
-            need <= end_ - used, stage, ": the workspace holds ", end_, " bytes, ", need + used, " are needed");
-    }
+    /// Bytes of its blocks.
+    [[nodiscard]] index_t held() const noexcept { return held_; }
+    /// Most bytes that frames have held at once: what its calls have needed.
+    [[nodiscard]] index_t peak() const noexcept { return peak_; }
 
-    /// The scratch of one call, returned at the end of the scope. Take all memory first, then check `ready()`. Frames may
-    /// end in any order: the memory of one that ends before a later frame is free when that one ends, too.
+    /// The scratch of one call, given back at the end of the scope. Frames may end in any order: the memory of one that ends
+    /// before a later frame is free when that one ends, too.
     class frame
     {
     public:
-        frame(workspace& owner, char const* stage) noexcept
+        explicit frame(workspace& owner) noexcept
             : owner_{owner}
-            , stage_{stage}
-            , mark_{owner.used_}
+            , mark_{owner.now_}
             , below_{owner.top_}
         {
             owner.top_ = this;
@@ -113,37 +95,26 @@ public:
                 return;
             }
             owner_.top_ = below_;
-            owner_.return_to(mark_);
+            owner_.now_ = mark_;
+            if (owner_.last_ != mark_.in && owner_.last_->below != mark_.in) { owner_.join_free(); }
         }
+        frame(workspace& owner, char const*) noexcept // until all callers are rewritten
+            : frame{owner}
+        {}
+        [[nodiscard]] bool ready() const noexcept { return true; } // until all callers are rewritten
         frame(frame const&)            = delete;
         frame& operator=(frame const&) = delete;
 
-        /// Room for `count` objects, uninitialised; null while counting or when there is no room (then ready() throws).
+        /// Room for `count` objects, uninitialised; null for none.
         template <class T>
             requires std::is_trivially_destructible_v<T>
         [[nodiscard]] T* take(index_t count)
         {
             static_assert(alignof(T) <= alignment, "workspace: this type needs a stricter alignment");
-            return reinterpret_cast<T*>(take_bytes(count, index_t{sizeof(T)}));
-        }
-
-        /// False in a dry run: the call must return without a read or a write.
-        /// \throws insufficient_workspace   the memory is too small; the message names the size needed
-        [[nodiscard]] MDKV_OUTLINE bool ready() const
-        {
-            if (owner_.counting_) { return false; }
-            expects<insufficient_workspace>(owner_.used_ <= owner_.end_, stage_, ": the workspace holds ", owner_.end_,
-                " bytes, ", owner_.used_, " are needed");
-            return true;
+            return reinterpret_cast<T*>(owner_.take(checked_multiply(count > 0 ? count : 0, index_t{sizeof(T)})));
         }
 
     private:
-        MDKV_OUTLINE std::byte* take_bytes(index_t count, index_t size)
-        {
-            index_t const bytes = checked_multiply(count > 0 ? count : 0, size);
-            return owner_.take((static_cast<std::size_t>(bytes) + alignment - 1) / alignment * alignment);
-        }
-
         /// Has the next later frame give back the memory of this one with its own.
         MDKV_OUTLINE void leave_to_next() noexcept
         {
@@ -154,21 +125,17 @@ public:
         }
 
         workspace& owner_;
-        char const* stage_;
-        std::size_t mark_; ///< bytes in use before this frame
-        frame* below_;     ///< the frame before this one, or null
+        place mark_;   ///< where free memory begins without this frame
+        frame* below_; ///< the frame before this one, or null
     };
+
+    [[nodiscard]] static constexpr bool counting() noexcept { return false; } // until all callers are rewritten
+
+    /// Makes one block of the free memory that the calls so far have needed beside what is in use, or throws what `allocate`
+    /// does: a call that was made before has its memory then.
+    void hold_peak() { static_cast<void>(frame{*this}.take<std::byte>(peak_ - now_.used)); }
 
 private:
-    /// Memory that was taken; the bytes of all blocks are numbered through.
-    struct block
-    {
-        block* below;
-        std::byte* data;
-        std::size_t begin;
-        std::size_t end;
-    };
-
     template <class Memory>
     [[nodiscard]] static array<std::byte, sizeof(Memory)> copy_of(std::byte const* from) noexcept
     {
@@ -177,82 +144,79 @@ private:
         return bytes;
     }
 
-    [[nodiscard]] std::byte* take(std::size_t bytes)
+    [[nodiscard]] MDKV_OUTLINE std::byte* take(index_t count)
     {
-        join_blocks(bytes);
-        if (allocate_ != nullptr && bytes > end_ - used_) { grow(bytes); }
-        std::size_t const at = used_;
-        used_ += bytes;
-        if (used_ > peak_) { peak_ = used_; }
-        return !counting_ && used_ <= end_ ? memory_ + (at - begin_) : nullptr;
+        constexpr auto line = index_t{alignment};
+        if (count == 0) { return nullptr; }
+        index_t const bytes = checked_add(count, line - 1) / line * line;
+        if (now_.in == nullptr || bytes > now_.in->bytes - now_.at) { enter_free(bytes); }
+        std::byte* const taken = now_.in->data + now_.at;
+        now_.at += bytes;
+        now_.used += bytes;
+        if (now_.used > peak_) { peak_ = now_.used; }
+        return taken;
     }
 
-    /// Blocks that earlier calls needed beside each other become one if none is in use.
-    void join_blocks(std::size_t need)
+    /// Goes on in the free block, or in a larger one in its place. At most one block is free at any time but for `~frame`.
+    void enter_free(index_t bytes)
     {
-        if (used_ == 0 && last_ != nullptr && last_->below != nullptr) { grow(need > peak_ ? need : peak_); }
-    }
-
-    /// Goes on in a block with room for `bytes`: the one above all that is in use, or a new one in its place.
-    MDKV_OUTLINE void grow(std::size_t bytes)
-    {
-        block* above = nullptr;
-        block* below = last_; // the highest block that is in use
-        for (; below != nullptr && below->begin >= used_; below = below->below) { above = below; }
-        if (above == nullptr || above->end - above->begin < bytes)
+        if (last_ == now_.in || last_->bytes < bytes)
         {
-            std::size_t const more = above == nullptr ? 0 : bytes / 8 / alignment * alignment;
-            release_down_to(below);
-            std::size_t const begin = below == nullptr ? 0 : below->end;
-            last_ = above = new block{below, nullptr, begin, begin};
-            above->data   = allocate_(source_, bytes + more);
-            above->end += bytes + more;
+            index_t const gone = release_free();
+            add(gone > bytes ? gone : bytes);
         }
-        used_ = above->begin;
-        enter(*above);
+        now_.in = last_;
+        now_.at = 0;
     }
 
-    void enter(block const& now) noexcept
+    /// Several free blocks become one of what calls have needed beside what is in use: these find their memory again.
+    MDKV_OUTLINE void join_free() noexcept
     {
-        memory_ = now.data;
-        begin_  = now.begin;
-        end_    = now.end;
+        index_t const free = release_free();
+        index_t const need = peak_ - now_.used;
+#if defined(__cpp_exceptions)
+        try
+        {
+            add(need < free ? need : free);
+        }
+        catch (...) // the next call takes memory again
+        {}
+#else
+        add(need < free ? need : free);
+#endif
     }
 
-    void return_to(std::size_t used) noexcept
+    void add(index_t bytes)
     {
-        used_            = used;
-        block const* now = last_;
-        while (now != nullptr && now->begin > used) { now = now->below; }
-        if (now != nullptr) { enter(*now); }
+        last_        = new block{last_, nullptr, 0};
+        last_->data  = allocate_(source_, static_cast<std::size_t>(bytes));
+        last_->bytes = bytes;
+        held_ += bytes;
     }
 
-    void release_down_to(block const* kept) noexcept
+    /// Gives back the blocks that are not in use; returns their bytes.
+    index_t release_free() noexcept
     {
-        while (last_ != kept)
+        index_t const before = held_;
+        while (last_ != now_.in)
         {
             block* const gone = last_;
             last_             = gone->below;
-            if (gone->end > gone->begin) { release_(source_, gone->data, gone->end - gone->begin); }
+            held_ -= gone->bytes;
+            if (gone->bytes > 0) { release_(source_, gone->data, static_cast<std::size_t>(gone->bytes)); }
             delete gone;
         }
-        if (allocate_ == nullptr) { return; }
-        memory_ = nullptr;
-        begin_ = end_ = used_;
-        return_to(used_);
+        return before - held_;
     }
 
-    std::byte* memory_{}; ///< lent memory, or that of the block in use
-    std::size_t begin_{}; ///< number of its first byte
-    std::size_t end_{};
-    std::size_t used_{};
-    std::size_t peak_{};
-    frame* top_{}; ///< the last frame that has not ended
-    std::byte* (*allocate_)(std::byte const* source, std::size_t bytes)               = nullptr;
-    void (*release_)(std::byte const* source, void* data, std::size_t bytes) noexcept = nullptr;
+    std::byte* (*allocate_)(std::byte const* source, std::size_t bytes);
+    void (*release_)(std::byte const* source, void* data, std::size_t bytes) noexcept;
     std::byte source_[2 * sizeof(void*)]{}; ///< a copy of the given `Memory`
-    block* last_ = nullptr;                 ///< the highest block
-    bool counting_{true};
+    block* last_  = nullptr;                ///< the highest block
+    frame* top_   = nullptr;                ///< the last frame that has not ended
+    place now_    = {};
+    index_t held_ = 0;
+    index_t peak_ = 0;
 };
 
 } // namespace MDKV_NAMESPACE

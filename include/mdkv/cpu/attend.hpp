@@ -45,7 +45,7 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
             slice<1>(output, first + begin, tokens), slice<1>(lse, first + begin, tokens), {cache.layout, sizeof(T)},
             mdkv::detail::attend_scale(options.scale, cache.layout), query_group * tokens, n - begin - tokens};
     };
-    workspace::frame frame{*on.scratch, "attend"};
+    workspace::frame frame{*on.scratch};
     auto* const jobs     = frame.take<job_of_panel>(count);
     index_t* const first = frame.take<index_t>(count + 1); // first split of each job
     for (index_t i = 0, token = 0; i < count; ++i)
@@ -56,10 +56,9 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
         own_bytes = (std::max)(own_bytes, tile::round_up(own.bytes(), workspace::alignment));
         most_splits += job.take(frame);
         token += sequences[static_cast<std::size_t>(i)].queries;
-        if (jobs != nullptr) { new (jobs + i) job_of_panel{job}; }
+        new (jobs + i) job_of_panel{job};
     }
     std::byte* const memory = frame.take<std::byte>(on.workers(most_splits) * own_bytes);
-    if (!frame.ready()) { return; }
 
     auto const body = [&](index_t split, index_t worker) {
         index_t const i = std::upper_bound(first, first + count + 1, split) - first - 1;

@@ -53,42 +53,44 @@ struct backend
 /// A job of any type, so that its start is compiled once.
 struct any_job
 {
-    char const* name;
-    index_t scratch_bytes; ///< scratch of a team
+    index_t scratch_bytes; ///< scratch of a team, in whole cache lines
     void (*call)(void const* job, std::byte* scratch, index_t item);
     void const* job;
+
+    template <class Job>
+    any_job(Job const& given) // NOLINT: every job is one
+        : scratch_bytes{(mdkv::detail::scratch_bytes_of(given) + line - 1) / line * line}
+        , call{[](void const* any, std::byte* scratch, index_t item) {
+            (*static_cast<Job const*>(any))(team{scratch}, item);
+        }}
+        , job{&given}
+    {}
+
+private:
+    static constexpr auto line = static_cast<index_t>(workspace::alignment);
 };
 
-/// The start of any job: its items on the backend's threads, with scratch of a team for each thread.
+/// Calls job(team, item) for every item, on the backend's threads, each with scratch of a team, and returns when all are done.
 MDKV_OUTLINE inline void run(backend const& on, any_job const& job, index_t items)
 {
-    constexpr auto line = static_cast<index_t>(workspace::alignment);
-    index_t const bytes = (job.scratch_bytes + line - 1) / line * line;
-    workspace::frame frame{*on.scratch, job.name};
-    std::byte* const memory = frame.take<std::byte>(on.workers(items) * bytes);
-    if (!frame.ready()) { return; }
-    on.for_each(items, [&](index_t item, index_t worker) { job.call(job.job, memory + worker * bytes, item); });
+    workspace::frame frame{*on.scratch};
+    std::byte* const memory = frame.take<std::byte>(on.workers(items) * job.scratch_bytes);
+    on.for_each(
+        items, [&](index_t item, index_t worker) { job.call(job.job, memory + worker * job.scratch_bytes, item); });
 }
 
-/// Calls job(team, item) for every item, on the backend's threads, and returns when all are done. In a dry run it only
-/// counts the scratch memory.
-/// \throws insufficient_workspace   naming the job and the size needed
-template <class Job>
-void run(backend const& on, Job const& job, index_t items)
+/// Takes the scratch of a run and gives it back: the run itself finds its memory then.
+inline void reserve(backend const& on, any_job const& job, index_t items)
 {
-    auto const call = [](void const* any, std::byte* scratch, index_t item) {
-        (*static_cast<Job const*>(any))(team{scratch}, item);
-    };
-    run(on, any_job{Job::name, mdkv::detail::scratch_bytes_of(job), call, &job}, items);
+    static_cast<void>(workspace::frame{*on.scratch}.take<std::byte>(on.workers(items) * job.scratch_bytes));
 }
 
-/// Copies n objects of the backend's memory to the host's. Does nothing in a dry run.
+/// Copies n objects of the backend's memory to the host's.
 template <class V>
-void fetch(backend const& on, V const* from, V* to, index_t n)
+void fetch(backend const&, V const* from, V* to, index_t n)
 {
     static_assert(std::is_trivially_copyable_v<V>);
-    if (on.scratch->counting() || n == 0) { return; }
-    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(V));
+    if (n > 0) { std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(V)); }
 }
 
 } // namespace MDKV_NAMESPACE::cpu

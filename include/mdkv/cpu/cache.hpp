@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstring>
 #include <memory_resource>
-#include <span>
 
 namespace MDKV_NAMESPACE::cpu
 {
@@ -29,7 +28,7 @@ struct host_memory
     template <class Job>
     void run(Job const& job, index_t items) const
     {
-        workspace none{std::span<std::byte>{}};
+        workspace none{*this};
         mdkv::cpu::run(backend{&none}, job, items);
     }
     static void wait() noexcept {}

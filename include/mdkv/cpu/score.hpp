@@ -55,15 +55,13 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     mdkv::detail::score_states states{nullptr, splits + 1, plan.softmaxes, plan.rows};
 
     plan.past = tokens;
-    workspace::frame frame{*on.scratch, "score"};
+    workspace::frame frame{*on.scratch};
     plan.memory            = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory          = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
     std::byte* const rooms = frame.take<std::byte>(checked_multiply(workers, per_worker));
     plan.set_totals(loss, frame.take<float>(plan.spare_floats(heads) + plan.sum_floats(heads)));
-    if (!frame.ready())
-    {
-        return mdkv::detail::score_by_totals<T, backend>(on, keys, values, key_basis, value_basis, plan, loss);
-    }
+    mdkv::detail::score_losses<T, backend> const last{keys, values, key_basis, value_basis, plan, loss};
+    reserve(on, last, last.items());
     if (tokens == 0) { return; }
 
     for (index_t i = 0; options.query_weights && i < queries.extent(1); ++i)

@@ -1,4 +1,4 @@
-/// \file check.hpp: the steps of every public stage before its work: checks of its arguments, and of its workspace.
+/// \file check.hpp: the steps of every public stage before its work: checks of its arguments.
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -14,16 +14,10 @@
 namespace MDKV_NAMESPACE::detail
 {
 
-/// True when the call only asks for the size of its workspace: views may then have no data.
 template <backend B>
-[[nodiscard]] constexpr bool dry_run(B const& on)
+[[nodiscard]] constexpr bool dry_run(B const&) // until all callers are rewritten
 {
-    if constexpr (requires { on.scratch->counting(); })
-    {
-        expects(on.scratch != nullptr, "backend: it has no workspace; give it one (an empty one only counts)");
-        return on.scratch->counting();
-    }
-    else { return false; }
+    return false;
 }
 
 /// Checks an option that is a real number; `stage` and `option` are names for the message.
@@ -40,21 +34,16 @@ MDKV_OUTLINE constexpr void expects_width(char const* option, index_t width)
 }
 
 /// The checks of all arguments of one call. Each is checked as it is named: its extents, that there is memory behind it, its alignment,
-/// that it lies apart from the workspace and that no output shares memory with any other argument.
+/// and that no output shares memory with any other argument.
 class checks
 {
 public:
     template <backend B>
     checks(B const& on, char const* stage)
         : stage_{stage}
-        , dry_{dry_run(on)}
         , host_{B::memory_space == space::host}
     {
-        if constexpr (requires { on.scratch->free_memory(); })
-        {
-            auto const free = on.scratch->free_memory();
-            scratch_        = {free.data(), static_cast<index_t>(free.size()), "the workspace", false};
-        }
+        if constexpr (requires { on.scratch; }) { expects(on.scratch != nullptr, "backend: it has no workspace"); }
     }
 
     /// An input of numbers, aligned as its type is. `letters` names the extents in messages, e.g. "H,R,N".
@@ -89,9 +78,8 @@ public:
     /// Memory that is no view of its own: a cache's arena, tail or directory.
     MDKV_OUTLINE checks& bytes(char const* name, void const* data, index_t size, bool output)
     {
-        expects(dry_ || size == 0 || data != nullptr, stage_, ": ", name, " is null but not empty");
+        expects(size == 0 || data != nullptr, stage_, ": ", name, " is null but not empty");
         range const one{data, data == nullptr ? 0 : size, name, output};
-        expects(!one.overlaps(scratch_), stage_, ": ", name, " overlaps the workspace");
         for (std::size_t i = 0; i < count_; ++i)
         {
             bool const shared = (output || seen_[i].output) && one.overlaps(seen_[i]);
@@ -186,27 +174,14 @@ private:
     }
 
     char const* stage_;
-    bool dry_;
     bool host_;
-    range scratch_{};
     array<range, 16> seen_; // [count_]
     std::size_t count_ = 0;
 };
 
-/// Calls body(backend) once, after a dry run of the same body has shown that the workspace holds all its stages need: a
-/// workspace too small for the last is refused before the first changes anything. In a dry run the body only counts.
-/// \throws insufficient_workspace   naming the stage and the size needed
 template <backend B, class Body>
-decltype(auto) staged(B const& on, char const* stage, Body const& body)
+decltype(auto) staged(B const& on, char const*, Body const& body) // until all callers are rewritten
 {
-    if (!dry_run(on))
-    {
-        workspace need;
-        B counting       = on;
-        counting.scratch = &need;
-        static_cast<void>(body(std::as_const(counting)));
-        on.scratch->expects_room(stage, need.bytes());
-    }
     return body(on);
 }
 

@@ -179,7 +179,7 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     index_t const heads        = layout.heads;
     index_t const tokens       = keys.extent(1);
     auto const rungs           = static_cast<index_t>(layout.rungs);
-    workspace::frame frame{*on.scratch, "pack"};
+    workspace::frame frame{*on.scratch};
     auto const positions = scratch_view<std::int32_t>(on, frame, heads, tokens);
     auto const first     = scratch_view<index_t>(on, frame, heads, rungs + 1);
     index_t const coded  = layout.any_rotated() ? heads : 0;
@@ -188,27 +188,31 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     index_t const most     = stand_in_keys.extent(1); // stand-ins
     auto const more_keys   = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.keys);
     auto const more_values = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.values);
-    bool const executes    = frame.ready();
     bool const bases     = !key_basis.empty() && !value_basis.empty();
     stand_in_counts const stand_ins{most, stored};
     if constexpr (B::memory_space == space::host)
     {
-        index_t const bytes =
-            executes ? bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout, bases, stand_ins) : 0;
-        expects<insufficient_workspace>(!executes || bytes <= cache.arena_bytes, "pack: the arena holds ",
-            cache.arena_bytes, " bytes, ", bytes, " are needed");
+        index_t const bytes = bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout, bases, stand_ins);
+        expects<insufficient_workspace>(
+            bytes <= cache.arena_bytes, "pack: the arena holds ", cache.arena_bytes, " bytes, ", bytes, " are needed");
+    }
+    write_channels<T, B> const means_of_codes{
+        channels, value_means, {{}, keys, fitted}, {values, means}, as_input(positions), as_input(first), cache};
+    pack_tiles<T, B> const tiles{
+        {cache, key_basis, value_basis, layout.rungs + 1, tokens + layout.window + most, most > 0}, keys, values,
+        window_keys, window_values, as_input(more_keys), as_input(more_values), as_input(positions), as_input(first),
+        carried};
+    if constexpr (requires { reserve(on, tiles, tiles.items()); }) // nothing is written if memory is lacking
+    {
+        reserve(on, means_of_codes, coded);
+        reserve(on, tiles, tiles.items());
     }
     run(on, sort_slots<B>{rung, positions, first}, heads);
     run(on, lay_out_heads<T, B>{cache, bases, as_input(first), stand_ins}, 1);
-    run(on,
-        write_channels<T, B>{
-            channels, value_means, {{}, keys, fitted}, {values, means}, as_input(positions), as_input(first), cache},
-        coded);
+    run(on, means_of_codes, coded);
     run(on, narrow_stand_ins<T, B>{stand_in_keys, more_keys});
     run(on, narrow_stand_ins<T, B>{stand_in_values, more_values});
-    run(on, pack_tiles<T, B>{{cache, key_basis, value_basis, layout.rungs + 1, tokens + layout.window + most, most > 0},
-                keys, values, window_keys, window_values, as_input(more_keys), as_input(more_values),
-                as_input(positions), as_input(first), carried});
+    run(on, tiles);
 }
 
 } // namespace MDKV_NAMESPACE::detail

@@ -168,7 +168,7 @@ template <element T, class Cache>
     run_entry const run  = tail ? run_entry{cache.tail_capacity, begin, begin + cache.tail_capacity * dims.keys * unit}
                            : of_rung ? cache.heads[h].runs[i]
                                      : cache.heads[h].exact;
-    auto* const memory   = tail ? cache.tail : cache.arena; // null in a dry run
+    auto* const memory   = tail ? cache.tail : cache.arena;
     auto const rows      = [&](index_t from, index_t coordinates, bool of_values) {
         return run_rows{memory == nullptr ? memory : memory + from, run.tokens, static_cast<int>(coordinates),
             static_cast<int>(coordinate_bytes(kind, coordinates, unit)), unit, kind, of_values};

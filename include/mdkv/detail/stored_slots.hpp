@@ -26,18 +26,15 @@ struct host_directory
     index_t appended = 0;
     cache_view<T, space::host> view; ///< only the directory is the host's: arena and tail must not be read
 
-    /// Waits on a GPU, in a dry run too: all sizes depend on the directory.
+    /// Waits on a GPU.
     template <backend B>
     host_directory(B const& on, cache_view<T, B::memory_space> const& cache)
         : heads(cache.heads == nullptr ? 0 : static_cast<std::size_t>(cache.layout.heads))
         , view{cache.layout, cache.arena, cache.arena_bytes, heads.data(), cache.tail, cache.tail_capacity, &appended}
     {
         if (heads.empty()) { return; }
-        workspace none{std::span<std::byte>{}}; // a workspace that does not count
-        B reading       = on;
-        reading.scratch = &none;
-        fetch(reading, cache.heads, heads.data(), cache.layout.heads);
-        fetch(reading, cache.appended, &appended, 1);
+        fetch(on, cache.heads, heads.data(), cache.layout.heads);
+        fetch(on, cache.appended, &appended, 1);
     }
     host_directory(host_directory const&)            = delete;
     host_directory& operator=(host_directory const&) = delete;

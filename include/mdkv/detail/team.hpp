@@ -17,7 +17,7 @@
 //       index_t scratch_bytes() const;                                  // scratch of one team; left out if it needs none
 //       template <team Team> MDKV_HD void operator()(Team const& t, index_t item) const;
 //   };
-//   run(on, weigh{...}, items); // one team an item; asynchronous on a GPU's stream, does nothing in a dry run
+//   run(on, weigh{...}, items); // one team an item; asynchronous on a GPU's stream
 //
 // `run(backend, job, items)` is a backend's other primitive, found by argument-dependent lookup, with
 // `fetch(backend, from, to, n)`, which copies to the host and waits on a GPU. All members of a team call `sync`, `sum`,

@@ -117,9 +117,9 @@ void expects_finite(B const& on, char const* name, in_view<T, 3, B> rows, index_
     index_t const count = rows.extent(1);
     index_t const all   = checked_multiply(rows.extent(0), count);
     index_t found       = all;
-    workspace::frame frame{*on.scratch, "expects_finite"};
+    workspace::frame frame{*on.scratch};
     index_t* const first = B::memory_space == space::host ? &found : frame.take<index_t>(1);
-    if (!frame.ready() || rows.extent(2) == 0) { return; }
+    if (rows.extent(2) == 0) { return; }
     detail::find_not_finite<B, T> const job{rows, first};
     if (first != &found) { run(on, detail::fill<index_t>{first, all, 1}, 1); }
     run(on, job, rows.extent(0) * job.blocks());

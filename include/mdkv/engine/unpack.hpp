@@ -48,10 +48,9 @@ void unpack_rows(B const& on, cache_view<T, B::memory_space> const& cache, out_v
     auto const [D, Dv] = cache.layout.dims;
     bool projected     = false;
     for (std::size_t r = 0; r < cache.layout.rungs; ++r) { projected = projected || cache.layout.projected(r); }
-    workspace::frame frame{*on.scratch, "unpack"};
+    workspace::frame frame{*on.scratch};
     auto const key_basis   = scratch_view<float>(on, frame, projected ? H : 0, D, D);
     auto const value_basis = scratch_view<float>(on, frame, projected ? H : 0, Dv, Dv);
-    static_cast<void>(frame.ready());
     stored_slots<T, S> by_slot{cache, cache.layout, rows};
     by_slot.layout.window = 0; // all tokens are read alike
     run(on, read_projections<T, S>{cache, key_basis, value_basis}, key_basis.extent(0));
@@ -86,11 +85,10 @@ template <class T>
 /// \param[out] values  [H, S, Dv]
 /// \param[out] kept    [H]         rows of each head
 /// \cost   reads the cache once and writes S rows a head; scratch for the bases of projected rungs
-/// \sync   returns when done (cpu); gpu: waits for the stream once, to copy the directory to memory that it allocates, in a
-///         dry run too; then enqueued
+/// \sync   returns when done (cpu); gpu: waits for the stream once, to copy the directory to memory that it allocates; then
+///         enqueued
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        a shape disagrees or an output overlaps
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+/// \throws invalid_argument   a shape disagrees or an output overlaps; nothing was changed
 /// \see    tests/unit/engine/unpack.cpp
 template <backend B, class T>
 void unpack(B const& on, cache_view<T, B::memory_space> const& cache, out_view<std::remove_const_t<T>, 3, B> keys,
@@ -114,7 +112,7 @@ void unpack(B const& on, cache_view<T, B::memory_space> const& cache, out_view<s
     if constexpr (S == space::host) { most = most_rows(cache); }
     else { most = most_rows(detail::host_directory<E>{on, from}.view); }
     expects(rows >= most, "unpack: keys [H, S, D] has S = ", rows, "; a head has ", most, " rows");
-    detail::staged(on, "unpack", [&](B const& with) { detail::unpack_rows(with, from, keys, values, kept); });
+    detail::unpack_rows(on, from, keys, values, kept);
 }
 
 } // namespace MDKV_NAMESPACE

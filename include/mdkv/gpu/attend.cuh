@@ -35,8 +35,7 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
     using merge_kernel = kernels::attend_merge<T, U, Columns, most>;
     static_assert(sizeof(slice_kernel) <= 4096 && sizeof(merge_kernel) <= 4096, "parameters of a launch");
     if (queries.extent(0) == 0) { return; }
-    bool const executes       = !on.scratch->counting();
-    index_t const most_shared = executes ? most_shared_memory(on) : 0;
+    index_t const most_shared = most_shared_memory(on);
 
     // Calls body(attend, merge) with the kernels of one launch after the other.
     auto const for_each_launch = [&](float* states, auto const& body) {
@@ -60,13 +59,12 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
     index_t floats = 0;
     for_each_launch(nullptr, [&](slice_kernel const& kernel, auto const&) {
         floats = (std::max)(floats, kernel.states.floats());
-        expects(!executes || shared_bytes(kernel) <= most_shared, "attend: head dimensions ", kernel.states.sizes.keys,
-            " and ", kernel.states.sizes.values, " need ", shared_bytes(kernel),
+        expects(shared_bytes(kernel) <= most_shared, "attend: head dimensions ", kernel.states.sizes.keys, " and ",
+            kernel.states.sizes.values, " need ", shared_bytes(kernel),
             " bytes of shared memory; this GPU gives a block ", most_shared);
     });
-    workspace::frame frame{*on.scratch, "attend"};
+    workspace::frame frame{*on.scratch};
     float* const states = frame.take<float>(floats); // states of one launch: the next begins when they are merged
-    if (!frame.ready()) { return; }
     for (std::size_t i = 0; i < sequences.size(); ++i)
     {
         auto const& cache = sequences[i].cache;

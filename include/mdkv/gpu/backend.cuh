@@ -18,8 +18,9 @@ namespace MDKV_NAMESPACE::gpu
 {
 
 /// Passed first to every stage. A stage enqueues its kernels on `stream` and returns: views and scratch, all of them device
-/// memory, must live until the stream has reached the end of that work. Nothing is allocated, nothing waits for the device
-/// and nothing depends on the device's data, so every call can be recorded into a CUDA graph.
+/// memory, must live until the stream has reached the end of that work. Nothing waits for the device, nothing depends on the
+/// device's data, and nothing is allocated once the workspace has grown, so that every call that was made before can be
+/// recorded into a CUDA graph.
 struct backend
 {
     static constexpr space memory_space = space::device;
@@ -72,23 +73,21 @@ private:
 
 } // namespace kernels
 
-/// Enqueues one block for every item. Does nothing in a dry run.
+/// Enqueues one block for every item.
 /// \throws invalid_argument   the job needs more shared memory than the device gives a block
 /// \throws cuda_error         the start failed
 template <class Job>
 void run(backend const& on, Job const& job, index_t items)
 {
-    if (on.scratch->counting()) { return; }
     launch(on, kernels::job_of_teams<Job>{job}, items);
 }
 
-/// Copies n objects to the host and waits for them and for all work enqueued before. Does nothing in a dry run.
+/// Copies n objects to the host and waits for them and for all work enqueued before.
 /// \throws cuda_error   the copy failed, or work before it did
 template <class V>
 void fetch(backend const& on, V const* from, V* to, index_t n)
 {
     static_assert(std::is_trivially_copyable_v<V>);
-    if (on.scratch->counting()) { return; }
     copy(on, from, to, n * index_t{sizeof(V)});
 }
 

@@ -12,7 +12,6 @@
 #include <concepts>
 #include <cstddef>
 #include <new>
-#include <span>
 
 #include <cuda_runtime_api.h>
 
@@ -76,8 +75,7 @@ struct stream_memory
     template <class Job>
     void run(Job const& job, index_t items) const
     {
-        workspace none{std::span<std::byte>{}};
-        mdkv::gpu::run(backend{stream, &none}, job, items);
+        mdkv::gpu::run(backend{stream}, job, items);
     }
     void wait() const { copy(backend{stream, nullptr}, nullptr, nullptr, 0); }
 };

@@ -53,14 +53,10 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     detail::score_states states{nullptr, (splits + 1) * tiling.token_warps(), plan.softmaxes, plan.rows};
 
     plan.past = tokens;
-    workspace::frame frame{*on.scratch, "score"};
+    workspace::frame frame{*on.scratch};
     plan.memory   = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
     plan.set_totals(loss, frame.take<float>(plan.spare_floats(heads) + plan.sum_floats(heads)));
-    if (!frame.ready())
-    {
-        return mdkv::detail::score_by_totals<T, backend>(on, keys, values, key_basis, value_basis, plan, loss);
-    }
     if (tokens == 0) { return; }
     index_t const most = most_shared_memory(on);
     expects(tiling.all <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ",

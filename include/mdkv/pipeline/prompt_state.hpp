@@ -81,7 +81,7 @@ struct prompt_choice
     bool coded_stand_ins = false; ///< stand-ins are stored in codes
     double multiplier = 0;     ///< see allocation
 
-    /// Bytes of each layer's arena; 0 in a dry run.
+    /// Bytes of each layer's arena.
     mdkv::array<index_t, std::size_t{prompt_progress::most_layers}> arena_bytes{};
 };
 

@@ -131,7 +131,7 @@ template <element T, element U, backend B>
 }
 
 /// The state of a prompt and the stages' calls. M is the largest possible number of tokens before the window, N the prompt's
-/// own. Only take_state changes members; the other functions change elements of the views.
+/// own. take_state and the choice of rungs change members; the other functions change elements of the views.
 template <backend B, element T, element U>
 struct prompt_work
 {
@@ -149,6 +149,7 @@ struct prompt_work
     out_view<leverage_sum, 1, B> leverages{}; ///< [tokens]; empty unless the preset weighs leverages
     out_view<std::uint8_t, 3, B> rungs{};     ///< [L, H, M + W]  the window's are used if it is coded
     out_view<index_t, 1, B> sizes{};          ///< [L]
+    bool balanced = false;                    ///< whether the losses of all layers are
     prompt_progress progress{};
     prompt_choice choice{}; ///< its budget is -1 until rungs are chosen
 
@@ -207,7 +208,7 @@ struct prompt_work
         leverages           = scratch_view<leverage_sum>(on, memory, settings.leverage_power() > 0 ? shape.tokens : 0);
         rungs               = scratch_view<std::uint8_t>(on, memory, L, H, settings.window_part > 0 ? shape.tokens : M);
         sizes               = scratch_view<index_t>(on, memory, L);
-        if (memory.ready()) { run(on, fill<leverage_sum>{leverages.data_handle(), 0, leverages.extent(0)}); }
+        run(on, fill<leverage_sum>{leverages.data_handle(), 0, leverages.extent(0)});
     }
 
     /// The first and the end of refit's blocks for a layer of so many tokens, of which the last `queries` have queries.
@@ -277,23 +278,26 @@ struct prompt_work
         auto const queries = last<1>(rows.queries, Q);
         auto const found   = losses_of(l, N);
         bool const bases   = p.ratios.any_projected();
-        workspace::frame frame{*on.scratch, "prompt::finish_layer"};
+        workspace::frame frame{*on.scratch};
         auto const energy  = scratch_view<float>(on, frame, bases ? H : 0, (std::max)(D, Dv));
         auto const weights = scratch_view<float>(on, frame, scores ? Q : 0);
         auto const scored  = scratch_view<float>(on, frame, scores ? H : 0, R, N);
-        auto const pooled  = scratch_view<float>(on, frame, p.replayed ? H : 0, R, N);
-        static_cast<void>(frame.ready());
+        auto const pooled  = scratch_view<float>(on, frame, H, R, N);
         if (bases)
         {
             fit_basis(on, keys, item_of(key_bases, l), slice<1>(energy, 0, D));
             fit_basis(on, values, item_of(value_bases, l), slice<1>(energy, 0, Dv));
         }
         if (p.ratios.any_rotated()) { fit_channels(on, queries, keys, item_of(channels, l)); }
-        if (p.leverage_power() > 0) { add_leverage(on, rows.keys, slice<0>(leverages, 0, N + one.window)); }
+        // Memory may run out before: the state is added to last.
+        auto const keep = [&](in_view<float, 3, B> const& made) {
+            if (p.leverage_power() > 0) { add_leverage(on, rows.keys, slice<0>(leverages, 0, N + one.window)); }
+            run(on, copy_rows<B, float>{made, found});
+        };
         if (!scores)
         {
             mdkv::pool(on, as_input(found), p.pooling, pooled);
-            return run(on, copy_rows<B, float>{as_input(pooled), found});
+            return keep(as_input(pooled));
         }
         fill_query_weights(on, weights, p.early_weight, p.question);
         score_options<B> options{.scale = p.scale,
@@ -305,10 +309,11 @@ struct prompt_work
         if (p.ratios.any_rotated()) { options.channels = as_input(item_of(channels, l)); }
         score(on, queries, keys, values, slice<1>(rows.keys, N, one.window), layer_of(key_bases, l),
             layer_of(value_bases, l), p.ratios, options, scored);
-        mdkv::pool(on, as_input(scored), p.pooling, p.replayed ? pooled : found);
-        if (!p.replayed) { return; }
+        mdkv::pool(on, as_input(scored), p.pooling, pooled);
+        if (!p.replayed) { return keep(as_input(pooled)); }
         agree(on, "prompt::finish_layer", agreed, N + one.window, l);
-        join_losses(on, share(1), as_input(found), as_input(pooled), p.replayed->join, found);
+        join_losses(on, share(1), as_input(found), as_input(pooled), p.replayed->join, scored);
+        keep(as_input(scored));
     }
 
     /// This rank's heads of some layers.
@@ -318,7 +323,7 @@ struct prompt_work
     /// \param number  that of the layer, or the complement of the limit
     void agree(B const& on, char const* stage, agreement& agreed, index_t tokens, index_t number) const
     {
-        if (!agreed.open() || dry_run(on)) { return; }
+        if (!agreed.open()) { return; }
         agreed.settle(stage, share(1), hash_of(number, hash_of_prompt<T, U>(on, settings, shape, tokens)));
     }
 
@@ -381,24 +386,24 @@ struct prompt_work
     }
 
     /// \param one  a layer with the heads of all ranks
-    allocation choose_rungs(
-        B const& on, prompt_choice& next, layer_shape const& one, bool balances, agreement& agreed) const
+    allocation choose_rungs(B const& on, prompt_choice& next, layer_shape const& one, agreement& agreed)
     {
         index_t const L = shape.layers;
         index_t const N = one.tokens;
         index_t spend   = next.budget - window_bytes(next, one);
         agree(on, "prompt::allocate", agreed, N + one.window, ~next.budget);
+        choice = {};
         if (next.all_full) { return keep_everything(on, L * one.heads, N, L * spend); }
-        if (settings.shared && balances)
+        if (settings.shared && !balanced)
         {
             auto const weighed = slice<0>(leverages, 0, settings.leverage_power() > 0 ? N : 0);
             sum_over_ranks(on, shape.ranks, weighed.data_handle(), weighed.extent(0));
             balance_losses(on, share(L), slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
+            balanced = true;
         }
         index_t const limits = settings.shared ? 1 : L;
-        workspace::frame frame{*on.scratch, "prompt::allocate"};
+        workspace::frame frame{*on.scratch};
         auto const bytes = scratch_view<index_t>(on, frame, limits);
-        static_cast<void>(frame.ready());
         auto const choose = [&](index_t each) {
             run(on, fill<index_t>{bytes.data_handle(), L / limits * each, limits});
             return total_of(allocate_within(
@@ -449,19 +454,18 @@ struct prompt_work
 
     /// Chooses rungs for each head within its own limit.
     [[nodiscard]] allocation choose_by_quotas(
-        B const& on, in_view<index_t, 2, B> const& quotas, index_t tokens, prompt_choice& next) const
+        B const& on, in_view<index_t, 2, B> const& quotas, index_t tokens, prompt_choice& next)
     {
+        choice            = {};
         auto const [L, H] = std::pair{shape.layers, shape.heads};
-        workspace::frame frame{*on.scratch, "prompt::allocate"};
-        auto const limits   = scratch_view<index_t>(on, frame, L * H);
-        bool const executes = frame.ready();
+        workspace::frame frame{*on.scratch};
+        auto const limits = scratch_view<index_t>(on, frame, L * H);
         run(on, copy_rows<B, index_t>{of_one_layer(quotas), {limits.data_handle(), {1, L, H}, {L * H, H, 1}}});
-        std::vector<index_t> bytes(executes ? static_cast<std::size_t>(L * H) : 0);
+        std::vector<index_t> bytes(static_cast<std::size_t>(L * H));
         fetch(on, limits.data_handle(), bytes.data(), L * H);
         index_t const uncompressed = tokens * costs.bytes[costs.size() - 1];
         auto const holds           = [&](index_t quota) { return quota >= uncompressed; };
-        next.all_full =
-            executes && settings.ratios[costs.size() - 1].full() && std::all_of(bytes.begin(), bytes.end(), holds);
+        next.all_full = settings.ratios[costs.size() - 1].full() && std::all_of(bytes.begin(), bytes.end(), holds);
         if (next.all_full)
         {
             index_t sum = 0;
@@ -473,11 +477,9 @@ struct prompt_work
 
     /// Ends a choice of rungs: refuses a bad one, and finds the bytes of all arenas.
     /// \param one  a layer with the heads of all ranks that share the limit
-    void settle(B const& on, char const* stage, layer_shape const& one, prompt_choice next, allocation const& total,
-        bool dry)
+    void settle(B const& on, char const* stage, layer_shape const& one, prompt_choice next, allocation const& total)
     {
         bool const quotas = next.budget < 0;
-        choice            = {};
         next.multiplier   = total.multiplier;
         if (quotas) { next.budget = one.window_bytes() + total.limit / shape.layers; }
         expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
@@ -489,8 +491,8 @@ struct prompt_work
         expects(fits, stage, ": a budget of ", next.budget,
             " bytes a layer cannot hold every token at its cheapest rung; at least ",
             window_bytes(next, one) + costs.least(one.heads, one.tokens), " bytes are needed");
-        if (!dry && total.tokens[0] == 0) { next.stand_ins = 0; }
-        choice = next;
+        if (total.tokens[0] == 0) { next.stand_ins = 0; }
+        choice = next; // its layout is the caches'
         size_layers(on, one.tokens + one.window);
     }
 
@@ -518,12 +520,11 @@ struct prompt_work
         index_t const each             = settings.refitted.value_or(refit_part{}).each(shape.group);
         index_t const fitting          = (blocks[1] - blocks[0]) * each; // queries
         bool const refits              = fitting > 0;
-        workspace::frame frame{*on.scratch, "prompt::pack"};
+        workspace::frame frame{*on.scratch};
         auto const made_keys   = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.keys);
         auto const made_values = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.values);
         auto const changed     = scratch_view<T>(on, frame, refits ? H : 0, N, one.dims.values);
         auto const later = scratch_view<U>(on, frame, H * shape.group, refits ? fitting + each : 0, one.dims.keys);
-        bool const executes    = frame.ready();
         compress_report result;
         result.status            = choice.all_full ? compress_status::uncompressed : compress_status::compressed;
         result.shape             = one;
@@ -536,18 +537,14 @@ struct prompt_work
         [[maybe_unused]] std::conditional_t<owner, Destination, char> made{};
         if constexpr (owner)
         {
-            cache.layout = form;
-            if (executes)
-            {
-                made = to.like(form, result.resident_bytes, 0);
-                made.wait();
-                cache = made.view();
-            }
+            made = to.like(form, result.resident_bytes, 0);
+            made.wait();
+            cache = made.view();
         }
         else { cache = to; }
         if constexpr (B::memory_space == space::host)
         {
-            for (index_t h = 0; h < H && executes; ++h)
+            for (index_t h = 0; h < H; ++h)
             {
                 for (index_t i = 0; i < N; ++i) { ++result.chosen.tokens[chosen(h, i)]; }
             }
@@ -588,18 +585,14 @@ struct prompt_work
         }
         if constexpr (owner)
         {
-            if (executes)
+            if constexpr (requires { made.fold_limit; }) // a caller's own kind of owner may have none
             {
-                if constexpr (requires { made.fold_limit; }) // a caller's own kind of owner may have none
-                {
-                    index_t const all = share(1).all;
-                    index_t const own =
-                        all > H ? choice.budget / all * H : choice.budget; // this rank's part of the budget
-                    bool const whole = choice.all_full || (!settings.shared && all == H);
-                    made.fold_limit  = (std::max)(result.resident_bytes, whole ? own : 0);
-                }
-                to = std::move(made);
+                index_t const all = share(1).all;
+                index_t const own = all > H ? choice.budget / all * H : choice.budget; // this rank's part of the budget
+                bool const whole  = choice.all_full || (!settings.shared && all == H);
+                made.fold_limit   = (std::max)(result.resident_bytes, whole ? own : 0);
             }
+            to = std::move(made);
         }
         return result;
     }

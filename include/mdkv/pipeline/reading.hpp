@@ -140,7 +140,6 @@ struct reader_work
         factors    = scratch_view<double>(on, memory, weighs() ? options.chunk : 0);
         totals     = scratch_view<double>(on, memory, L);
         no_tokens  = scratch_view<head_entry>(on, memory, H);
-        if (!memory.ready()) { return; }
         run(on, fill<double>{grams.data_handle(), 0, grams.extent(0) * H * D * D});
         run(on, fill<double>{totals.data_handle(), 0, L});
         run(on, fill<head_entry>{no_tokens.data_handle(), {}, H});
@@ -152,7 +151,14 @@ struct reader_work
     void attend_chunk(B const& on, index_t l, index_t before, rows_of_layer const& rows, out_view<U, 3, B> output,
         out_view<float, 2, B> lse)
     {
-        index_t const n = rows.keys.extent(1);
+        index_t const n            = rows.keys.extent(1);
+        index_t const most         = recent.extent(2);
+        index_t const kept_queries = (std::min)(asked.of(l), most - (std::min)(n, most)); // rows that stay
+        bool const pools = !settings.last_queries_score() && !settings.pooling.copies();  // like prompt::finish_layer
+        workspace::frame frame{*on.scratch};
+        auto const raw       = scratch_view<float>(on, frame, pools ? H : 0, R, n);
+        auto const moved_lse = scratch_view<float>(on, frame, H * shape.group, kept_queries, 1);
+        auto const moved     = scratch_view<U>(on, frame, H * shape.group, kept_queries, shape.dims.keys);
         if (shape.on_non_finite == non_finite::error)
         {
             expects_finite(on, "queries", rows.queries, shape.first_layer + l);
@@ -162,37 +168,30 @@ struct reader_work
         index_t const position = read + before;
         keep_sinks(on, rows, position, item_of(sinks, l));
         auto const found = slice<2>(item_of(losses, l), before, n);
-        {
-            workspace::frame frame{*on.scratch, "reader::attend"};
-            bool const pools =
-                !settings.last_queries_score() && !settings.pooling.copies(); // like prompt::finish_layer
-            auto const raw = scratch_view<float>(on, frame, pools ? H : 0, R, n);
-            static_cast<void>(frame.ready());
-            replay_chunks(on, settings, shape.encoding, rows, position, n, as_input(item_of(sinks, l)),
-                raw.empty() ? found : raw);
-            if (!raw.empty()) { mdkv::pool(on, as_input(raw), settings.pooling, found); }
-        }
+        replay_chunks(
+            on, settings, shape.encoding, rows, position, n, as_input(item_of(sinks, l)), raw.empty() ? found : raw);
+        if (!raw.empty()) { mdkv::pool(on, as_input(raw), settings.pooling, found); }
         auto const view = cache(l).view();
+        truncate_tail(on, before, view); // tokens of a call for which memory ran out below
         append(on, rows.keys, rows.values, view);
         mdkv::attend(on, rows.queries, view, {.scale = settings.scale}, output, lse);
         auto const column = [](auto const& of) { // [H*G, n] as rows of one number
             return out_view<float, 3, B>{of.data_handle(), {of.extent(0), of.extent(1), 1}, {of.stride(0), 1, 1}};
         };
-        keep_last<float>(on, asked.of(l), as_input(column(lse)), column(item_of(recent_lse, l)));
-        keep_last<U>(on, asked.of(l), rows.queries, item_of(recent, l));
-        if (!dry_run(on)) { asked.of(l) = (std::min)(asked.of(l) + n, recent.extent(2)); }
+        keep_last<float>(on, asked.of(l), as_input(column(lse)), moved_lse, column(item_of(recent_lse, l)));
+        keep_last<U>(on, asked.of(l), rows.queries, moved, item_of(recent, l));
+        asked.of(l) = (std::min)(asked.of(l) + n, most);
     }
 
     /// Puts the last rows of a call behind the first `held` rows of `latest`, of which the last ones stay as far as there is room.
+    /// \param moved  scratch for the rows that stay
     template <class V>
-    void keep_last(B const& on, index_t held, in_view<V, 3, B> rows, out_view<V, 3, B> latest) const
+    void keep_last(
+        B const& on, index_t held, in_view<V, 3, B> rows, out_view<V, 3, B> moved, out_view<V, 3, B> latest) const
     {
-        index_t const most  = latest.extent(1);
-        index_t const fresh = (std::min)(rows.extent(1), most);
-        index_t const stay  = (std::min)(held, most - fresh);
-        workspace::frame frame{*on.scratch, "reader::attend"};
-        auto const moved = scratch_view<V>(on, frame, rows.extent(0), dry_run(on) ? most : stay, rows.extent(2));
-        if (frame.ready() && stay < held)
+        index_t const fresh = (std::min)(rows.extent(1), latest.extent(1));
+        index_t const stay  = moved.extent(1);
+        if (stay < held)
         {
             run(on, copy_rows<B, V>{as_input(slice<1>(latest, held - stay, stay)), moved});
             run(on, copy_rows<B, V>{as_input(moved), slice<1>(latest, 0, stay)});
@@ -211,9 +210,8 @@ struct reader_work
     /// \param keys  [H, n, D]  receives them
     void add_chunk(B const& on, index_t l, out_view<double, 3, B> gram, out_view<T, 3, B> keys) const
     {
-        workspace::frame frame{*on.scratch, "reader"};
+        workspace::frame frame{*on.scratch};
         auto const values = scratch_view<T>(on, frame, H, keys.extent(1), shape.dims.values);
-        static_cast<void>(frame.ready());
         cache_view<T, S> tail = cache(l).view(); // nothing but the tail
         tail.heads            = no_tokens.data_handle();
         tail.layout.window    = 0;
@@ -226,7 +224,7 @@ struct reader_work
     void weigh_leverages(B const& on, index_t n) const
     {
         index_t const D = shape.dims.keys;
-        workspace::frame frame{*on.scratch, "reader leverages"};
+        workspace::frame frame{*on.scratch};
         auto const keys      = scratch_view<T>(on, frame, H, n, D);
         auto const all       = scratch_view<double>(on, frame, H, D, D);
         auto const gram      = scratch_view<double>(on, frame, H, D, D);
@@ -234,7 +232,6 @@ struct reader_work
         auto const mass      = scratch_view<double>(on, frame, L, H);
         auto const leverages = scratch_view<leverage_sum>(on, frame, n);
         auto const widened   = scratch_view<float>(on, frame, n);
-        static_cast<void>(frame.ready());
         run(on, fill<leverage_sum>{leverages.data_handle(), 0, n});
         for (index_t l = 0; l < L; ++l)
         {
@@ -269,10 +266,7 @@ struct reader_work
             double const more = double{slack()} * static_cast<double>(report.limit_bytes); // cut below 64 bits
             report.limit_bytes += (std::min)(static_cast<index_t>((std::min)(more, 0x1p62)), INT64_MAX - report.limit_bytes);
         }
-        for (index_t l = 0; l < L && all == 0 && last && !dry_run(on); ++l)
-        {
-            cache(l) = cache(l).like(layout(0), 0, 0);
-        }
+        for (index_t l = 0; l < L && all == 0 && last; ++l) { cache(l) = cache(l).like(layout(0), 0, 0); }
         if (all == 0 || (n == 0 && !last)) { return measured(report); }
         auto const begin   = begins(on, W);
         bool const chooses = !fits(report.limit_bytes);
@@ -281,10 +275,9 @@ struct reader_work
         index_t most       = 0;
         for (index_t l = 0; l < L; ++l) { most = (std::max)(most, longest(begin, l)); }
 
-        workspace::frame frame{*on.scratch, stage};
+        workspace::frame frame{*on.scratch};
         auto const first = scratch_view<index_t>(on, frame, L * H + 1);
         auto const rung  = scratch_view<std::uint8_t>(on, frame, M);
-        bool const executes = frame.ready();
         for (index_t l = 0; l < L; ++l)
         {
             run(on, count_slots<T, B>{slots_of(l, W, most), after(first.data_handle(), l * H)}, H);
@@ -292,14 +285,13 @@ struct reader_work
         run(on, begin_heads{first.data_handle(), L * H}, 1);
         report.chosen.status = allocation_status::everything_kept;
         {
-            workspace::frame choosing{*on.scratch, stage};
+            workspace::frame choosing{*on.scratch};
             auto const sums       = scratch_view<double>(on, choosing, L);
             auto const loss       = scratch_view<float>(on, choosing, R, M);
             index_t const counted = counts ? n : 0;
             sum_pieces<B> of_chunk{
                 {losses.data_handle(), {L, H, counted}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
             of_chunk.sums = choosing.template take<double>(of_chunk.items());
-            static_cast<void>(choosing.ready());
             run(on, of_chunk);
             run(on, add_totals<B>{of_chunk, totals.data_handle(), sums.data_handle()}, L);
             if (weighs() && counts) { weigh_leverages(on, n); }
@@ -317,29 +309,25 @@ struct reader_work
             index_t const fixed = one.window_bytes() + one.bytes_of(stand_ins);
             if (chooses)
             {
-                lowered       = lowered || !dry_run(on);
                 report.chosen =
                     choose(on, stage, report.limit_bytes - L * fixed, as_input(loss), as_input(first), most, rung);
+                lowered = true;
             }
-            // Nothing has thrown: the means count the chunk.
+            workspace::frame more{*on.scratch};
+            auto const keys = scratch_view<T>(on, more, weighs() ? H : 0, counted, shape.dims.keys);
+            on.scratch->hold_peak(); // weigh_leverages has made the calls of add_chunk before
+            // Nothing throws from here on: the means count the chunk.
             auto const row = [&](auto const& x) { return view<double, 3, S>{x.data_handle(), {1, 1, L}, {0, 0, 1}}; };
             run(on, copy_rows<B, double>{row(sums), row(totals)});
-            workspace::frame more{*on.scratch, stage};
-            auto const keys = scratch_view<T>(on, more, weighs() ? H : 0, counted, shape.dims.keys);
-            static_cast<void>(more.ready());
             for (index_t l = 0; l < L && weighs() && counts; ++l) { add_chunk(on, l, item_of(grams, l), keys); }
-            if (executes)
-            {
-                wait(on);
-                pending = n;
-            }
+            wait(on);
+            pending = n;
         }
         for (index_t l = 0; l < L; ++l)
         {
             pack_layer(on, l, W, all, last, begin, as_input(first), as_input(rung), chunk_of(l, n));
-            if (executes) { progress.of(l) = 0; }
+            progress.of(l) = 0;
         }
-        if (!executes) { return report; }
         pending = 0;
         read    = all;
         if (last) { kept.clear(); }
@@ -372,8 +360,7 @@ struct reader_work
         return sum <= bytes_of_all && settings.ratios.full_rung() < settings.ratios.size();
     }
 
-    /// The indices at which heads' tokens begin among those of all heads, [L*H + 1], windows left out. Directories are read in
-    /// a dry run, too.
+    /// The indices at which heads' tokens begin among those of all heads, [L*H + 1], windows left out.
     [[nodiscard]] std::vector<index_t> begins(B const& on, index_t W) const
     {
         std::vector<index_t> begin{0};
@@ -429,13 +416,12 @@ struct reader_work
         index_t const most  = longest(begin, l);
         index_t const count = asked.of(l);
         if (most == 0 || count == 0) { return; }
-        workspace::frame frame{*on.scratch, "reader"};
+        workspace::frame frame{*on.scratch};
         auto const scored   = scratch_view<float>(on, frame, H, R, most);
         auto const of_heads = scratch_view<double>(on, frame, H);
         auto* const total   = frame.template take<double>(1);
         sum_pieces<B> pieces{{scored.data_handle(), {H, 1, most}, {scored.stride(0), 0, 1}}, nullptr};
         pieces.sums = frame.template take<double>(pieces.items());
-        static_cast<void>(frame.ready());
         host_directory<T> const directory{on, cache(l).view()};
         auto const how = fold_options<B>(settings, budget::bytes(0), count);
         auto const job = job_of(on, l, W, tokens, most, how, directory, true, {});
@@ -455,9 +441,8 @@ struct reader_work
         in_view<index_t, 1, B> first, index_t most, out_view<std::uint8_t, 1, B> rung) const
     {
         index_t const count = settings.shared ? 1 : L;
-        workspace::frame frame{*on.scratch, stage};
+        workspace::frame frame{*on.scratch};
         auto const limits = scratch_view<index_t>(on, frame, count);
-        static_cast<void>(frame.ready());
         run(on, fill<index_t>{limits.data_handle(), spend / count, count});
         allocation const total = total_of(
             allocate_within(on, as_input(limits), costs, {.charge = settings.charge}, {loss, rung, first, most}));
@@ -473,20 +458,17 @@ struct reader_work
     {
         index_t const most = longest(begin, l);
         host_directory<T> const directory{on, cache(l).view()};
-        workspace::frame frame{*on.scratch, "reader"};
+        workspace::frame frame{*on.scratch};
         bool const lowers  = rung.extent(0) > 0; // otherwise all tokens keep their rungs
         auto const given   = lowers ? scratch_view<std::uint8_t>(on, frame, H, most) : out_view<std::uint8_t, 2, B>{};
         auto const sources = scratch_view<std::int32_t>(on, frame, H, most + W);
-        bool const executes = frame.ready();
         run(on, pad_rungs<B>{rung, slice<0>(first, l * H, H + 1), given}, lowers ? H : 0);
         recompress_options<B> const how{.scale = settings.scale, .sources = sources};
-        Cache to;
-        if (executes) { to = cache(l).like(layout(W), 0, 0); }
+        Cache to = cache(l).like(layout(W), 0, 0);
         {
             auto job = job_of(on, l, W, tokens, most, how, directory, false, as_input(given));
             static_cast<void>(job(to));
         }
-        if (!executes) { return; }
         if (!last) { to.reserve_tail(options.chunk); }
         index_t slot_count = 0;
         host_directory<T> const made{on, to.view()};

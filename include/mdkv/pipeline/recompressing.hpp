@@ -109,7 +109,7 @@ struct gather_dropped
     }
 };
 
-/// One call of recompress. A dry run only counts memory.
+/// One call of recompress.
 template <backend B, element T, element U>
 struct recompressing
 {
@@ -140,7 +140,7 @@ struct recompressing
     index_t coded = ratios.any_rotated() ? H : 0;   ///< heads with channels: none if no rung is rotated
     bool weighs   = !options.query_weights && options.early_weight != 1;
 
-    workspace::frame frame{*on.scratch, "recompress"};
+    workspace::frame frame{*on.scratch};
     index_t makers                      = most_made > 0 ? H : 0; ///< heads that make stand-ins
     out_view<T, 3, B> all_keys          = scratch_view<T>(on, frame, H, M + most_made, D); ///< present stand-ins last
     out_view<T, 3, B> all_values        = scratch_view<T>(on, frame, H, M + most_made, Dv);
@@ -166,8 +166,7 @@ struct recompressing
         scratch_view<index_t>(on, frame, H, rungs + 2);             ///< `first`, then the tokens that stay
     out_view<index_t, 2, B> first = slice<1>(counts, 0, rungs + 1); ///< where each rung's slots begin
     out_view<float, 1, B> weights = scratch_view<float>(on, frame, weighs ? queries.extent(1) : 0);
-    bool executes                 = frame.ready();
-    index_t projections = 0; ///< stored bytes
+    index_t projections           = 0; ///< stored bytes
 
     /// Returns the report; `cache`, the present one or another, is replaced last.
     template <class Cache>
@@ -176,7 +175,7 @@ struct recompressing
         read();
         allocation chosen = everything_kept();
         bool const fits   = chooses ? chosen.token_bytes + chosen.charged_bytes <= chosen.limit : given.extent(0) == 0;
-        if (chooses && (!executes || !fits)) { chosen = choose(chosen.limit); }
+        if (chooses && !fits) { chosen = choose(chosen.limit); }
         if (!chooses && !fits) { run(on, copy_rows<B, std::uint8_t>{of_one_layer(given), of_one_layer(rung)}); }
         run(on, settle_rungs<T, S>{cache_slots, rung, carried, fits, counts}, H);
         run(on, sort_slots<B>{as_input(rung), listed, first}, H);
@@ -187,13 +186,10 @@ struct recompressing
         wait_at_end<B> const over{on};
         cache_view<T, S> to;
         to.layout = by_slot.layout;
-        if (executes)
-        {
-            made = cache.like(by_slot.layout, result.resident_bytes, cache.tail_capacity());
-            if constexpr (requires { cache.fold_limit; }) { made.fold_limit = cache.fold_limit; }
-            made.wait();
-            to = made.view();
-        }
+        made      = cache.like(by_slot.layout, result.resident_bytes, cache.tail_capacity());
+        if constexpr (requires { cache.fold_limit; }) { made.fold_limit = cache.fold_limit; }
+        made.wait();
+        to = made.view();
         pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
             as_input(key_basis), as_input(value_basis), as_input(channels), as_input(value_means), as_input(rung), to,
             as_input(made_keys), as_input(made_values), as_input(carried),
@@ -201,7 +197,6 @@ struct recompressing
         run(on, carry_over<T, S>{cache_slots, to, as_input(listed), as_input(first), as_input(carried),
                     options.sources.value_or(out_view<std::int32_t, 2, B>{}),
                     makers > 0 ? dropped.data_handle() : nullptr});
-        if (!executes) { return result; }
         wait(on); // an error so far is thrown before anything is replaced
         cache = std::move(made);
         return result;
@@ -243,10 +238,9 @@ struct recompressing
     /// Gives every token its new rung by its loss within `bytes`.
     [[nodiscard]] allocation choose(index_t bytes)
     {
-        workspace::frame losses{*on.scratch, "recompress"};
+        workspace::frame losses{*on.scratch};
         auto const loss    = scratch_view<float>(on, losses, H, rungs, M);
         auto const limit   = scratch_view<index_t>(on, losses, 1);
-        static_cast<void>(losses.ready());
         expects_finite(on, "recompress: queries", queries);
         expects_finite(on, "recompress: keys by slot", as_input(keys));
         expects_finite(on, "recompress: values by slot", as_input(values));
@@ -270,10 +264,9 @@ struct recompressing
     /// Finds the losses of all slots by the queries, once the tokens were read.
     void score_slots(out_view<float, 3, B> loss) const
     {
-        workspace::frame losses{*on.scratch, "recompress"};
+        workspace::frame losses{*on.scratch};
         auto const raw =
             scratch_view<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // losses of one head
-        static_cast<void>(losses.ready());
         fill_query_weights(on, weights, options.early_weight, options.question);
         for (index_t h = 0; h < H; ++h) { score_head(h, raw, slice<0>(loss, h, 1)); }
         run(on, mask_losses<T, S>{cache_slots, loss}, H);
@@ -352,7 +345,6 @@ struct recompressing
                                      * (run_of_head(by_slot.cache, 0, by_slot.cache.layout.rungs + 1).tokens
                                          + by_slot.cache.layout.window - W),
             .chosen                           = chosen};
-        if (!executes) { return result; }
         std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 2)));
         fetch(on, counts.data_handle(), all.data(), H * (rungs + 2));
         auto& tokens_at = result.chosen.tokens;

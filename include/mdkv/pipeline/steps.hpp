@@ -38,9 +38,8 @@ template <backend B>
 [[nodiscard]] std::vector<allocation> allocate_within(B const& on, in_view<index_t, 1, B> limits,
     rung_costs const& costs, allocate_options options, list_losses<B::memory_space> const& of)
 {
-    workspace::frame frame{*on.scratch, "allocate"};
+    workspace::frame frame{*on.scratch};
     auto const reports = scratch_view<allocation>(on, frame, limits.extent(0));
-    static_cast<void>(frame.ready());
     mdkv::allocate(on, of, costs, limits, options, reports);
     std::vector<allocation> found(static_cast<std::size_t>(limits.extent(0)));
     fetch(on, reports.data_handle(), found.data(), limits.extent(0));

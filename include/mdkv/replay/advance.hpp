@@ -182,8 +182,7 @@ private:
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees; more coordinates are to turn than there are, or an odd number;
 ///                                 the base is not positive; the views overlap but are not the same, or the output is not
-///                                 aligned to its elements
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+///                                 aligned to its elements; nothing was changed
 /// \see    tests/unit/replay/advance.cpp
 template <backend B, element T>
 void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_encoding<B> const& encoding,
@@ -197,12 +196,12 @@ void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_en
     if (!in_place) { arguments.rows("queries", queries, shape, "H*G,Q,D"); }
     arguments.in("encoding.frequencies", encoding.frequencies, {{rotating / 2}}, "n/2")
         .out("advanced", advanced, shape, "H*G,Q,D");
-    workspace::frame frame{*on.scratch, "advance"};
+    workspace::frame frame{*on.scratch};
     detail::find_turns<B> const turns{static_cast<double>(positions), encoding.base,
         encoding.frequencies.value_or(in_view<double, 1, B>{}), rotating, frame.template take<float>(rotating)};
     detail::advance_rows<B, T> const job{
         queries, advanced, turns.turns, rotating, encoding.pairs == rotary_pairs::neighbours};
-    if (!frame.ready() || queries.empty()) { return; }
+    if (queries.empty()) { return; }
     run(on, turns, 1);
     run(on, job, shape[0] * job.blocks());
 }

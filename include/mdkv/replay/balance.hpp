@@ -147,7 +147,7 @@ void balance_losses(
     float_environment const standard;
     double const largest =
         0x1p127 / (static_cast<double>(heads.all * N) * std::exp(std::fmax(double{options.depth}, 0.0)));
-    workspace::frame frame{*on.scratch, "balance"};
+    workspace::frame frame{*on.scratch};
     sum_pieces<B> of_layers{
         {losses.data_handle(), {L, H, N}, {losses.stride(0), losses.stride(1), 1}}, nullptr, heads.all, heads.first};
     of_layers.sums      = frame.template take<double>(of_layers.room());
@@ -155,7 +155,6 @@ void balance_losses(
     sum_pieces<B> of_leverages{{widened, {1, 1, tokens}, {0, 0, 1}}, nullptr};
     of_leverages.sums = frame.template take<double>(of_leverages.room());
     double* factors   = frame.template take<double>(tokens);
-    static_cast<void>(frame.ready());
     sum_over_ranks(on, heads.with, of_layers);
     if (tokens > 0)
     {
@@ -183,8 +182,7 @@ void balance_losses(
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
 /// \throws invalid_argument        a shape disagrees, an option is out of its range, leverage_power is above 0 without leverages,
-///                                 an output overlaps
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+///                                 an output overlaps; nothing was changed
 /// \see    tests/unit/replay/balance.cpp; docs/lab/2026-11/quality.md compares weights
 template <backend B>
 void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const& options = {})

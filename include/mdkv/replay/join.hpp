@@ -53,7 +53,7 @@ template <backend B>
 void join_losses(B const& on, head_share const& heads, in_view<float, 3, B> first, in_view<float, 3, B> second,
     float weight, out_view<float, 3, B> joined)
 {
-    workspace::frame frame{*on.scratch, "join"};
+    workspace::frame frame{*on.scratch};
     auto const at_rung_0 = [&](in_view<float, 3, B> const& x) {
         sum_pieces<B> of{
             {x.data_handle(), {1, x.extent(0), x.extent(2)}, {0, x.stride(0), 1}}, nullptr, heads.all, heads.first};
@@ -62,7 +62,6 @@ void join_losses(B const& on, head_share const& heads, in_view<float, 3, B> firs
     };
     auto const of_first  = at_rung_0(first);
     auto const of_second = at_rung_0(second);
-    static_cast<void>(frame.ready());
     if (joined.extent(1) == 0) { return; }
     sum_over_ranks(on, heads.with, of_first);
     sum_over_ranks(on, heads.with, of_second);
@@ -86,8 +85,8 @@ void join_losses(B const& on, head_share const& heads, in_view<float, 3, B> firs
 /// \cost   reads and writes every loss once; scratch O(H*N / 4,096)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
-/// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, output overlaps more than `first`
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+/// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, output overlaps more than `first`;
+///                                 nothing was changed
 /// \see    tests/unit/replay/join.cpp; docs/lab/2026-11/quality.md compares other ways to join
 template <backend B>
 void join(

@@ -174,7 +174,6 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
         }
         detail::unpack_rows(with, cache, stored_keys, stored_values, stored);
         static_cast<void>(frame.ready());
-        run(with, detail::copy_rows<B, T>{slice<1>(values, 0, N), changed});
         run(with, detail::sort_slots<B>{rungs, positions, first}, H);
         run(with, detail::count_fitted<B>{as_input(first), kept, static_cast<index_t>(layout.full_rung), fitted}, H);
         float const factor = detail::scale_in_base_two(options.scale, D);
@@ -211,6 +210,7 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
                       as_input(slice<1>(later, fitting, judging)), as_input(stored), shape, false, mended,
                       slice<1>(sum(0), 0, judging)});
         run(with, detail::judge_changes<B>{as_input(missing), as_input(mended), as_input(shares), fitting, factors}, H);
+        run(with, detail::copy_rows<B, T>{slice<1>(values, 0, N), changed});
         run(with, detail::change_values<B, T>{as_input(changes), as_input(factors), as_input(fitted),
                       as_input(positions), as_input(first), kept, slice<1>(values, 0, N), changed});
     });

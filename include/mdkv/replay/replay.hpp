@@ -53,8 +53,7 @@ struct replay_options
 /// \cost   score with C queries of C tokens, with `own` its first sweep twice; scratch of score, rotated queries and keys
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        a rung is projected, or an argument of advance or score is refused
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+/// \throws invalid_argument   a rung is projected, or an argument of advance or score is refused; nothing was changed
 /// \see    tests/unit/replay/replay.cpp, docs/method.md
 template <backend B, element T, element U>
 void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
@@ -75,24 +74,23 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
         .in("options.lse_elsewhere", options.lse_elsewhere, {{queries.extent(0), chunk}}, "H*G,C")
         .out("loss", loss, {heads, static_cast<index_t>(ratios.size()), chunk}, "H,R,C");
     index_t const own   = options.own ? first + chunk : 0;
-    detail::staged(on, "replay", [&](B const& stages) {
-        workspace::frame frame{*stages.scratch, "replay"};
-        auto const ahead  = detail::scratch_view<U>(stages, frame, queries.extent(0), chunk, dim);
-        auto const others = detail::scratch_view<T>(stages, frame, heads, own, dim);
-        advance(stages, queries, options.ahead, options.encoding, ahead);
-        if (options.own)
-        {
-            advance(stages, sinks, options.ahead, options.encoding, slice<1>(others, 0, first));
-            advance(stages, keys, options.ahead, options.encoding, slice<1>(others, first, chunk));
-        }
-        auto const none = in(stages, static_cast<float const*>(nullptr), 0, 0, 0);
-        score(stages, as_input(ahead), keys, values, options.own ? as_input(others) : sinks, none, none, ratios,
-            {.scale            = options.scale,
-                .first_query   = chunk + first, // rows see chunk and sinks, and own keys up to their position
-                .lse_elsewhere = options.lse_elsewhere,
-                .norm          = options.norm},
-            loss);
-    });
+    in_view<float, 3, B> const none{};
+    score_options<B> const choice{.scale = options.scale,
+        .first_query                     = chunk + first, // rows see chunk and sinks, and own keys up to their position
+        .lse_elsewhere                   = options.lse_elsewhere,
+        .norm                            = options.norm};
+    detail::expects_score(on, queries, keys, values, sinks, none, none, ratios, choice, loss);
+    workspace::frame frame{*on.scratch};
+    auto const ahead  = detail::scratch_view<U>(on, frame, queries.extent(0), chunk, dim);
+    auto const others = detail::scratch_view<T>(on, frame, heads, own, dim);
+    advance(on, queries, options.ahead, options.encoding, ahead);
+    if (options.own)
+    {
+        advance(on, sinks, options.ahead, options.encoding, slice<1>(others, 0, first));
+        advance(on, keys, options.ahead, options.encoding, slice<1>(others, first, chunk));
+    }
+    score_impl(
+        on, as_input(ahead), keys, values, options.own ? as_input(others) : sinks, none, none, ratios, choice, loss);
 }
 
 } // namespace MDKV_NAMESPACE

@@ -36,8 +36,7 @@ namespace MDKV_NAMESPACE
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend; for lists, too, the choice for
 ///         heads that are padded to one length with tokens that lose nothing
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit), or (cpu) lists
-///                                 leave the tokens or are longer than the longest
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+///                                 leave the tokens or are longer than the longest; nothing was changed
 /// \see    tests/unit/stages/allocate.cpp, docs/numerics.md; report.status holds errors of the data (NaN losses, a limit below
 ///         the cheapest rungs), so that the same contract holds on a device
 template <backend B>
@@ -46,7 +45,7 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
 {
     costs.expects_valid("allocate");
     bool const lists    = !of.first.empty();
-    bool const readable = B::memory_space == space::host && !detail::dry_run(on);
+    bool const readable = B::memory_space == space::host;
     index_t const count = limits.extent(0);
     auto const R        = static_cast<index_t>(costs.size());
     expects(of.heads() >= 0, "allocate: first [H + 1] is empty");
@@ -91,8 +90,7 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
                 " tokens, above longest = ", of.longest());
         }
     }
-    detail::staged(on, "allocate",
-        [&](B const& with) { detail::dual::allocate(with, of, costs, limits, options, heads, report); });
+    detail::dual::allocate(on, of, costs, limits, options, heads, report);
 }
 
 } // namespace MDKV_NAMESPACE

@@ -57,7 +57,6 @@ struct gram_of_splits
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; float products, double sums over blocks
 /// \throws invalid_argument        a shape disagrees, an output overlaps (nothing was changed)
-/// \throws insufficient_workspace  naming the size needed
 /// \see    tests/unit/stages/basis.cpp, docs/numerics.md
 template <backend B, element T>
 void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
@@ -86,7 +85,6 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
 /// \throws invalid_argument   a shape disagrees, an output overlaps, a Gram matrix is not finite (before anything is
 ///                            changed) or its eigenvectors do not converge, naming the head. The gpu does not refuse the
 ///                            last two: it gives that head unit vectors and energies that are NaN.
-/// \throws insufficient_workspace  naming the size needed
 /// \see    tests/unit/stages/basis.cpp, docs/numerics.md
 template <backend B>
 void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
@@ -114,7 +112,6 @@ void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> b
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
 /// \throws invalid_argument        see accumulate_gram and eigenbasis
-/// \throws insufficient_workspace  naming the size needed; nothing was changed
 /// \see    tests/unit/stages/basis.cpp
 template <backend B, element T>
 void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
@@ -126,16 +123,11 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
         .rows("samples", samples, {heads, samples.extent(1), dim}, "H,S,D")
         .out("basis", basis, {heads, dim, dim}, "H,D,D")
         .out("energy", energy, {heads, dim}, "H,D");
-    auto const body = [&](B const& with) __attribute__((noinline)) // called twice
-    {
-        workspace::frame frame{*with.scratch, "fit_basis"};
-        auto const gram = detail::scratch_view<double>(with, frame, heads, dim, dim);
-        static_cast<void>(frame.ready());
-        run(with, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
-        accumulate_gram_impl(with, samples, gram);
-        eigenbasis_impl(with, as_input(gram), basis, energy);
-    };
-    detail::staged(on, "fit_basis", body);
+    workspace::frame frame{*on.scratch};
+    auto const gram = detail::scratch_view<double>(on, frame, heads, dim, dim);
+    run(on, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
+    accumulate_gram_impl(on, samples, gram);
+    eigenbasis_impl(on, as_input(gram), basis, energy);
 }
 
 } // namespace MDKV_NAMESPACE

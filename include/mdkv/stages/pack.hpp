@@ -17,7 +17,7 @@
 namespace MDKV_NAMESPACE
 {
 
-/// Bytes the arena of a cache needs for these rungs: exactly the bytes that pack fills. A dry run returns 0.
+/// Bytes the arena of a cache needs for these rungs: exactly the bytes that pack fills.
 ///
 /// \param on          backend
 /// \param[in] rung    [H, N]
@@ -37,7 +37,6 @@ template <element T, backend B>
     expects(stand_ins >= 0, "packed_bytes: stand_ins is ", stand_ins, "; it must not be negative");
     expects<size_overflow>(
         rung.extent(1) <= INT32_MAX, "packed_bytes: N = ", rung.extent(1), " is beyond the limit of ", INT32_MAX);
-    if (detail::dry_run(on)) { return 0; }
     std::uint8_t const* rungs = rung.data_handle();
     std::vector<std::uint8_t> copy;
     if constexpr (B::memory_space != space::host)
@@ -80,8 +79,7 @@ template <element T, backend B>
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument         a shape disagrees, a rung is outside the layout (gpu: such a token is dropped), a basis
 ///                                  is missing (gpu: see above), memory overlaps, or (gpu) rows are not aligned to elements
-/// \throws insufficient_workspace   the arena is too small, naming both sizes (gpu: see above), or the workspace is; nothing
-///                                  was changed
+/// \throws insufficient_workspace   the arena is too small, naming both sizes (gpu: see above); nothing was changed
 /// \see    tests/unit/stages/pack.cpp
 template <backend B, element T>
 void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
@@ -115,10 +113,8 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     arguments.bytes("cache.arena", cache.arena, cache.arena_bytes, true)
         .bytes("cache.heads", cache.heads, heads * index_t{sizeof(head_entry)}, true)
         .bytes("cache.appended", cache.appended, cache.appended == nullptr ? 0 : index_t{sizeof(index_t)}, true);
-    detail::staged(on, "pack", [&](B const& with) {
-        detail::pack_tokens(with, keys, values, window_keys, window_values, key_basis, value_basis, channels, {}, rung,
-            cache, stand_in_keys, stand_in_values);
-    });
+    detail::pack_tokens(on, keys, values, window_keys, window_values, key_basis, value_basis, channels, {}, rung, cache,
+        stand_in_keys, stand_in_values);
 }
 
 } // namespace MDKV_NAMESPACE

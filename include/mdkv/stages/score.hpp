@@ -11,6 +11,59 @@
 namespace MDKV_NAMESPACE
 {
 
+namespace detail
+{
+
+/// The checks of score.
+template <backend B, element T, element U>
+void expects_score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
+    in_view<T, 3, B> window_keys, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
+    ratio_set const& ratios, score_options<B> const& options, out_view<float, 3, B> loss)
+{
+    index_t const heads       = keys.extent(0);
+    index_t const query_heads = queries.extent(0);
+    index_t const per_head    = queries.extent(1);
+    index_t const tokens      = keys.extent(1);
+    index_t const window      = window_keys.extent(1);
+    index_t const dim         = keys.extent(2);
+    index_t const value_dim   = values.extent(2);
+    expects(heads == 0 || query_heads % heads == 0, "score: queries [H*G, Q, D] has ", query_heads,
+        " query heads, which ", heads, " KV heads do not divide");
+    expects(heads == 0 || query_heads >= heads, "score: queries [H*G, Q, D] has ", query_heads, " query heads for ",
+        heads, " KV heads");
+    expects(heads == 0 || per_head >= 1, "score: queries [H*G, Q, D] has Q = 0; without queries there is no loss");
+    expects(heads == 0 || (dim >= 1 && value_dim >= 1), "score: head dimensions are ", dim, " and ", value_dim,
+        "; they must be at least 1");
+    expects_not_negative("score", "scale", options.scale);
+    expects_not_negative("score", "uniform_queries", options.uniform_queries);
+    expects(!options.first_query || *options.first_query >= 0, "score: first_query is ",
+        options.first_query.value_or(0), "; it must not be negative");
+    expects(options.first_query || per_head <= tokens + window, "score: ", per_head, " queries are more than the ",
+        tokens, " + ", window, " tokens; say where they start (first_query)");
+    if (heads > 0)
+    {
+        ratios.expects_fit("key", dim);
+        ratios.expects_fit("value", value_dim);
+    }
+    checks all{on, "score"};
+    all.rows("queries", queries, {query_heads, per_head, dim}, "H*G,Q,D");
+    all.rows("keys", keys, {heads, tokens, dim}, "H,N,D");
+    all.rows("values", values, {heads, tokens, value_dim}, "H,N,Dv");
+    all.rows("window_keys", window_keys, {heads, window, dim}, "H,W,D");
+    if (ratios.any_projected())
+    {
+        all.in("key_basis", key_basis, {heads, dim, dim}, "H,D,D");
+        all.in("value_basis", value_basis, {heads, value_dim, value_dim}, "H,Dv,Dv");
+    }
+    all.in("options.query_weights", options.query_weights, {per_head}, "Q");
+    all.in("options.channels", options.channels, {heads, 3, dim}, "H,3,D");
+    all.in("options.lse", options.lse, {query_heads, per_head}, "H*G,Q");
+    all.in("options.lse_elsewhere", options.lse_elsewhere, {query_heads, per_head}, "H*G,Q");
+    all.out("loss", loss, {heads, static_cast<index_t>(ratios.size()), tokens}, "H,R,N");
+}
+
+} // namespace detail
+
 /// Loss of every token at every rung: how far the queries' attention output may move if all tokens were stored at that
 /// rung, split by token (formulas and symbols: docs/method.md, "Losses"). P is a token's attention, d its value's length or,
 /// if the set has codes of whole vectors, its distance from the mean value that attention weighs:
@@ -38,8 +91,8 @@ namespace MDKV_NAMESPACE
 ///         G*Q*N only for heads whose logits take at most 1 MiB each (cpu)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        a shape disagrees, a rung is no whole number of coordinates, an output overlaps
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
+/// \throws invalid_argument        a shape disagrees, a rung is no whole number of coordinates, an output overlaps; nothing
+///                                 was changed
 /// \see    tests/unit/stages/score.cpp, docs/numerics.md (accumulation, tolerance against the oracle)
 template <backend B, element T, element U>
 void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
@@ -49,46 +102,7 @@ void score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     static_assert(
         requires { score_impl(on, queries, keys, values, window_keys, key_basis, value_basis, ratios, options, loss); },
         MDKV_DETAIL_NO_IMPLEMENTATION(score, score));
-    index_t const heads       = keys.extent(0);
-    index_t const query_heads = queries.extent(0);
-    index_t const per_head    = queries.extent(1);
-    index_t const tokens      = keys.extent(1);
-    index_t const window      = window_keys.extent(1);
-    index_t const dim         = keys.extent(2);
-    index_t const value_dim   = values.extent(2);
-    expects(heads == 0 || query_heads % heads == 0, "score: queries [H*G, Q, D] has ", query_heads,
-        " query heads, which ", heads, " KV heads do not divide");
-    expects(heads == 0 || query_heads >= heads, "score: queries [H*G, Q, D] has ", query_heads, " query heads for ",
-        heads, " KV heads");
-    expects(heads == 0 || per_head >= 1, "score: queries [H*G, Q, D] has Q = 0; without queries there is no loss");
-    expects(heads == 0 || (dim >= 1 && value_dim >= 1), "score: head dimensions are ", dim, " and ", value_dim,
-        "; they must be at least 1");
-    detail::expects_not_negative("score", "scale", options.scale);
-    detail::expects_not_negative("score", "uniform_queries", options.uniform_queries);
-    expects(!options.first_query || *options.first_query >= 0, "score: first_query is ",
-        options.first_query.value_or(0), "; it must not be negative");
-    expects(options.first_query || per_head <= tokens + window, "score: ", per_head, " queries are more than the ",
-        tokens, " + ", window, " tokens; say where they start (first_query)");
-    if (heads > 0)
-    {
-        ratios.expects_fit("key", dim);
-        ratios.expects_fit("value", value_dim);
-    }
-    detail::checks all{on, "score"};
-    all.rows("queries", queries, {query_heads, per_head, dim}, "H*G,Q,D");
-    all.rows("keys", keys, {heads, tokens, dim}, "H,N,D");
-    all.rows("values", values, {heads, tokens, value_dim}, "H,N,Dv");
-    all.rows("window_keys", window_keys, {heads, window, dim}, "H,W,D");
-    if (ratios.any_projected())
-    {
-        all.in("key_basis", key_basis, {heads, dim, dim}, "H,D,D");
-        all.in("value_basis", value_basis, {heads, value_dim, value_dim}, "H,Dv,Dv");
-    }
-    all.in("options.query_weights", options.query_weights, {per_head}, "Q");
-    all.in("options.channels", options.channels, {heads, 3, dim}, "H,3,D");
-    all.in("options.lse", options.lse, {query_heads, per_head}, "H*G,Q");
-    all.in("options.lse_elsewhere", options.lse_elsewhere, {query_heads, per_head}, "H*G,Q");
-    all.out("loss", loss, {heads, static_cast<index_t>(ratios.size()), tokens}, "H,R,N");
+    detail::expects_score(on, queries, keys, values, window_keys, key_basis, value_basis, ratios, options, loss);
     score_impl(on, queries, keys, values, window_keys, key_basis, value_basis, ratios, options, loss);
 }
 

@@ -7,7 +7,7 @@
 int main()
 {
     std::vector<float> output(8), lse(2);
-    mdkv::workspace scratch;
+    mdkv::workspace scratch{mdkv::cpu::host_memory{}};
     mdkv::cpu::backend const on{&scratch};
     auto const attend = [&] {
         mdkv::merge_attention(on, mdkv::in(on, output.data(), 1, 8), mdkv::in(on, lse.data(), 1), mdkv::in(on, output.data(), 1, 8),

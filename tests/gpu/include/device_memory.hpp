@@ -94,14 +94,11 @@ private:
     cudaStream_t stream_ = nullptr;
 };
 
-/// Records the call into a graph, which fails where it allocates or waits, launches the graph and waits for it. Returns how
-/// many nodes the graph has: kernels that were started.
+/// The call, recorded into a graph.
 template <class Call>
-std::uint64_t run_on_stream(Call const& call)
+cudaGraph_t recorded(cudaStream_t stream, cudaStreamCaptureMode mode, Call const& call)
 {
-    own_stream const own;
-    cudaStream_t const stream = own.get();
-    mdkv::gpu::expects_success(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+    mdkv::gpu::expects_success(cudaStreamBeginCapture(stream, mode), "cudaStreamBeginCapture");
     cudaGraph_t graph = nullptr;
     try
     {
@@ -115,6 +112,19 @@ std::uint64_t run_on_stream(Call const& call)
         throw;
     }
     mdkv::gpu::expects_success(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    return graph;
+}
+
+/// Records the call into a graph, which fails where it waits, and again, which fails where it allocates, launches the second
+/// graph and waits for it. Returns how many nodes it has: kernels that were started.
+template <class Call>
+std::uint64_t run_on_stream(Call const& call)
+{
+    own_stream const own;
+    cudaStream_t const stream = own.get();
+    mdkv::gpu::expects_success(
+        cudaGraphDestroy(recorded(stream, cudaStreamCaptureModeRelaxed, call)), "cudaGraphDestroy");
+    cudaGraph_t const graph = recorded(stream, cudaStreamCaptureModeGlobal, call);
     std::size_t nodes = 0;
     mdkv::gpu::expects_success(cudaGraphGetNodes(graph, nullptr, &nodes), "cudaGraphGetNodes");
     cudaGraphExec_t ready = nullptr;

@@ -1,10 +1,11 @@
-/// \file device.hpp: tensors in device memory, and a call as a user of the CUDA backend makes it: dry run, scratch, stream
+/// \file device.hpp: tensors in device memory, and a call as a user of the CUDA backend makes it, on a stream
 #pragma once
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/memory.cuh>
 
 #include <device_memory.hpp>
 
@@ -12,7 +13,8 @@
 
 #include <array>
 #include <cstddef>
-#include <span>
+#include <map>
+#include <new>
 #include <vector>
 
 namespace support
@@ -79,29 +81,66 @@ private:
     device_memory memory_;
 };
 
-/// The call's dry run, then the call with exactly the scratch it asked for, on a stream of its own, to its end. Returns the
-/// scratch's size. `call(backend)` must be the whole call; what it enqueues is recorded in a graph first where there is one.
-template <class Call>
-std::size_t run_on_device(Call const& call)
+/// Device memory full of NaNs, each piece on its own; counts what is not given back, and fails when asked to.
+class device_resource
 {
-    mdkv::workspace count;
-    call(mdkv::gpu::backend{nullptr, &count});
-    device_memory const memory = device_memory::scratch(count.bytes());
-    mdkv::workspace scratch{{memory.data(), count.bytes()}};
+public:
+    /// \param scratch  memory of `device_memory::scratch`
+    explicit device_resource(bool scratch = false)
+        : scratch_{scratch}
+    {}
+    [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t, cudaStream_t)
+    {
+        if (fail_after_-- == 0) { throw std::bad_alloc{}; }
+        device_memory piece =
+            scratch_ ? device_memory::scratch(bytes) : device_memory{std::vector<std::byte>(bytes, std::byte{0xFF}), 0};
+        void* const pointer = piece.data();
+        pieces_.emplace(pointer, std::move(piece));
+        return pointer;
+    }
+    void deallocate_async(void* pointer, std::size_t, std::size_t, cudaStream_t) noexcept { pieces_.erase(pointer); }
+
+    [[nodiscard]] std::size_t outstanding() const { return pieces_.size(); }
+    void fail_after(int allocations) { fail_after_ = allocations; }
+
+private:
+    std::map<void*, device_memory> pieces_;
+    int fail_after_ = -1;
+    bool scratch_;
+};
+
+/// The call, on a stream of its own, to its end, with a workspace of its own; returns the scratch that it needed. What it
+/// enqueues is recorded in a graph, twice: the first time scratch grows.
+template <class Call>
+index_t run_on_device(Call const& call)
+{
+    device_resource memory{true};
+    mdkv::workspace scratch{mdkv::gpu::stream_memory<device_resource>{nullptr, &memory}};
     run_on_stream([&](cudaStream_t stream) { call(mdkv::gpu::backend{stream, &scratch}); });
-    return count.bytes();
+    return scratch.peak();
+}
+
+/// The scratch of a call that is recorded and never made: nothing is read or written, wherever its operands lie.
+template <class Call>
+index_t scratch_of_recording(Call const& call)
+{
+    own_stream const stream;
+    device_resource memory{true};
+    mdkv::workspace scratch{mdkv::gpu::stream_memory<device_resource>{nullptr, &memory}};
+    cudaGraphDestroy(recorded(stream.get(), cudaStreamCaptureModeRelaxed, [&](cudaStream_t on) {
+        call(mdkv::gpu::backend{on, &scratch});
+    }));
+    return scratch.peak();
 }
 
 /// The same without a graph: for a call that waits for the device.
 template <class Call>
-std::size_t run_on_device_now(Call const& call)
+index_t run_on_device_now(Call const& call)
 {
-    mdkv::workspace count;
-    call(mdkv::gpu::backend{nullptr, &count});
-    device_memory const memory = device_memory::scratch(count.bytes());
-    mdkv::workspace scratch{{memory.data(), count.bytes()}};
+    device_resource memory{true};
+    mdkv::workspace scratch{mdkv::gpu::stream_memory<device_resource>{nullptr, &memory}};
     run_on_stream_now([&](cudaStream_t stream) { call(mdkv::gpu::backend{stream, &scratch}); });
-    return count.bytes();
+    return scratch.peak();
 }
 
 } // namespace support

@@ -17,36 +17,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <new>
 #include <vector>
 
 #include <driver_types.h>
 
 namespace support
 {
-
-/// Device memory full of NaNs, each piece on its own; counts what is not given back, and fails when asked to.
-class device_resource
-{
-public:
-    [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t, cudaStream_t)
-    {
-        if (fail_after_-- == 0) { throw std::bad_alloc{}; }
-        device_memory piece{std::vector<std::byte>(bytes, std::byte{0xFF}), 0};
-        void* const pointer = piece.data();
-        pieces_.emplace(pointer, std::move(piece));
-        return pointer;
-    }
-    void deallocate_async(void* pointer, std::size_t, std::size_t, cudaStream_t) noexcept { pieces_.erase(pointer); }
-
-    [[nodiscard]] std::size_t outstanding() const { return pieces_.size(); }
-    void fail_after(int allocations) { fail_after_ = allocations; }
-
-private:
-    std::map<void*, device_memory> pieces_;
-    int fail_after_ = -1;
-};
 
 template <class T>
 using owned_cache = mdkv::gpu::cache<T, device_resource>;

@@ -3,11 +3,13 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/stages/allocate.hpp>
 
 #include "support/allocation.hpp"
+#include "support/failing_resource.hpp"
 #include "support/host.hpp"
 #include "support/random.hpp"
 #include "support/ranks.hpp"

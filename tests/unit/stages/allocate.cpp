@@ -498,11 +498,7 @@ TEST_CASE("allocate names what is wrong with its arguments and changes nothing")
     std::vector<std::uint8_t> rung(20, 0xAA);
     std::vector<allocation> report(3);
     std::vector<index_t> limits{100, 100, 100};
-    std::vector<std::byte> memory(1 << 20);
-    void* start       = memory.data();
-    std::size_t space = memory.size();
-    std::align(mdkv::workspace::alignment, 1, start, space);
-    mdkv::workspace scratch{{static_cast<std::byte*>(start), space}};
+    mdkv::workspace scratch{support::nan_memory{}};
     mdkv::cpu::backend const on{&scratch, {}};
     auto const loss = mdkv::in(on, in.loss.data(), 2, 4, 10);
     auto const call = [&](auto const& l, auto const& costs, index_t limit_count, allocate_options options,

@@ -228,8 +228,8 @@ TEST_CASE("a NaN reaches all its neighbours and nobody else, with adaptive pooli
 TEST_CASE("pool refuses a width that is even or not positive")
 {
     std::vector<float> values(2000, 1.0F);
-    mdkv::workspace counting;
-    mdkv::cpu::backend const on{&counting, {}};
+    mdkv::workspace scratch{support::nan_memory{}};
+    mdkv::cpu::backend const on{&scratch, {}};
     auto const call = [&](auto const& from, pool_options options, auto const& to) {
         return error_text<mdkv::invalid_argument>([&] { mdkv::pool(on, from, options, to); });
     };

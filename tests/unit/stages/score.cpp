@@ -58,7 +58,7 @@ ratio_set at_run_time(std::vector<rung> const& rungs, rounding round = rounding:
     return ratio_set{std::span<rung const>{rungs}, round};
 }
 
-/// The losses [H, R, N] of a layer, made with exactly the scratch the dry run asked for.
+/// The losses [H, R, N] of a layer, made in one call.
 template <class T>
 std::vector<float> scored(
     layer<T> const& x, ratio_set const& ratios, options choice = {}, cpu::executor_ref threads = {})
@@ -898,23 +898,17 @@ TEST_CASE("zero keys, zero values and equal tokens are scored like any others")
 TEST_CASE("the scratch a call needs does not grow with the number of tokens")
 {
     auto const bytes = [](index_t tokens) {
-        tensor<half, 3> const queries{{4, 32, 64}};
-        tensor<float, 3> const basis{{2, 64, 64}};
-        host const any{};
-        auto const at = [&](index_t count, index_t width) {
-            return in(any, static_cast<half*>(nullptr), 2, count, width);
-        };
-        return support::scratch_bytes([&](host const& on) {
-            score(on, queries.in(), at(tokens, 64), at(tokens, 64), at(32, 64), basis.in(), basis.in(), paper_ratios,
-                {}, out(any, static_cast<float*>(nullptr), 2, 4, tokens));
+        layer<half> const x{{.heads = 2, .group = 2, .queries = 32, .tokens = tokens, .window = 32}};
+        tensor<float, 3> loss{{2, 4, tokens}};
+        return support::run([&](host const& on) {
+            score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(),
+                x.value_basis.in(), paper_ratios, {}, loss.out());
         });
     };
-    std::size_t const some = bytes(1 << 16);
-    CHECK(some > 0);
-    CHECK(bytes(1 << 17) == some);
-    CHECK(bytes(1 << 24) == some);
+    index_t const some = bytes(1 << 13);
+    CHECK(bytes(1 << 14) == some);
     // Far less than one probability per query row and token.
-    CHECK(some < std::size_t{64} * (1 << 16) * sizeof(float) / 4);
+    CHECK(some < index_t{64} * (1 << 14) * index_t{sizeof(float)} / 4);
 }
 
 TEST_CASE("score refuses weights of queries that are negative or not finite, naming the query")
@@ -948,19 +942,4 @@ TEST_CASE("score refuses rungs that are no whole number of coordinates, naming r
     layer<float> const y{{.dim = 32, .value_dim = 20}};
     CHECK(error_text<invalid_argument>([&] { static_cast<void>(scored(y, paper_ratios)); })
           == "ratio_set: rung 1 (1/8) of value dimension 20 is not a whole number of coordinates");
-}
-
-TEST_CASE("memory that a caller has taken from the workspace may hold operands")
-{
-    layer<float> const x{{}};
-    auto const call = [&](host const& on, out_view<float, 3, host> loss) {
-        score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(), x.value_basis.in(),
-            paper_ratios, {}, loss);
-    };
-    tensor<float, 3> loss{{2, 4, 64}};
-    std::size_t const bytes = support::scratch_bytes([&](host const& on) { call(on, loss.out()); });
-    support::scratch_memory memory{bytes + sizeof(float) * 2 * 4 * 64};
-    workspace lent{memory.span()};
-    workspace::frame frame{lent, "caller"};
-    CHECK_NOTHROW(call(host{&lent}, out(host{}, frame.take<float>(2 * 4 * 64), 2, 4, 64)));
 }

@@ -92,7 +92,7 @@ struct attend_job
     float* sums            = nullptr; // [splits, G, sizes.sums()]
     float* coded_weights   = nullptr; // [splits, G] weights of rotated tokens, whose values are centred
 
-    /// Most splits that the cache may be cut into, if arena and tail are full: in a dry run the directory may not exist yet.
+    /// Most splits that the cache may be cut into, if arena and tail are full.
     [[nodiscard]] index_t most() const
     {
         index_t const heads = cache.layout.heads;

@@ -255,16 +255,13 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
     w.first_head        = heads.first;
     w.pieces_per_head   = (tokens + piece_tokens - 1) / piece_tokens;
     index_t const words = w.limits * (bins + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1); // from `histogram` on
-    workspace::frame frame{*on.scratch, "allocate"};
+    workspace::frame frame{*on.scratch};
     w.histogram = frame.template take<std::int64_t>(words);
     w.searches  = frame.template take<limit_search>(w.limits);
-    if (frame.ready()) // otherwise a dry run
-    {
-        w.ties         = w.histogram + w.limits * bins;
-        w.counts       = w.ties + w.limits * w.pieces();
-        w.non_finite   = w.counts + all * index_t{max_rungs};
-        w.piece_losses = reinterpret_cast<double*>(w.non_finite + w.limits);
-    }
+    w.ties         = w.histogram + w.limits * bins;
+    w.counts       = w.ties + w.limits * w.pieces();
+    w.non_finite   = w.counts + all * index_t{max_rungs};
+    w.piece_losses = reinterpret_cast<double*>(w.non_finite + w.limits);
     solve(on, w, words, heads.with, false);
     if (options.charge == projection_charge::if_better && w.charge > 0) { solve(on, w, words, heads.with, true); }
 }
