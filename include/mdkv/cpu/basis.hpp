@@ -3,16 +3,13 @@
 
 #include <mdkv/stages/basis.hpp>
 
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/tile.hpp>
-#include <mdkv/detail/eigenvectors.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 namespace MDKV_NAMESPACE::cpu
@@ -44,21 +41,6 @@ inline void add_block(float const* block, index_t samples, index_t dim, index_t 
             {
                 double* const row = sum + (i + a) * dim + j;
                 for (index_t b = 0; b < columns; ++b) { row[b] += static_cast<double>(products[a][b]); }
-            }
-        }
-    }
-}
-
-inline void expects_finite(in_view<double, 3, backend> gram)
-{
-    for (index_t head = 0; head < gram.extent(0); ++head)
-    {
-        for (index_t i = 0; i < gram.extent(1); ++i)
-        {
-            for (index_t j = 0; j < gram.extent(2); ++j)
-            {
-                expects(std::isfinite(gram(head, i, j)), "eigenbasis: gram of head ", head, " is not finite at (", i,
-                    ", ", j, ")");
             }
         }
     }
@@ -99,20 +81,6 @@ void accumulate_gram_impl(backend const& on, in_view<T, 3, backend> samples, out
         }
     });
     run(on, mdkv::detail::gram_of_splits<space::host>{sums, splits, gram}, heads * dim);
-}
-
-/// The backend's part of eigenbasis.
-inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram, out_view<float, 3, backend> basis,
-    out_view<float, 2, backend> energy)
-{
-    if (!on.scratch->counting()) { gram_sums::expects_finite(gram); }
-    if (gram.extent(2) == 0) { return; }
-    run(on, mdkv::detail::eigenvectors<space::host>{gram, basis, energy}, gram.extent(0));
-    if (on.scratch->counting()) { return; }
-    for (index_t head = 0; head < gram.extent(0); ++head)
-    {
-        expects(!std::isnan(energy(head, 0)), "eigenbasis: the eigenvectors of head ", head, " did not converge");
-    }
 }
 
 } // namespace MDKV_NAMESPACE::cpu

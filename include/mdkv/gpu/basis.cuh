@@ -7,7 +7,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
-#include <mdkv/detail/eigenvectors.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/device.cuh>
 #include <mdkv/gpu/launch.cuh>
@@ -17,9 +16,6 @@
 #include <cstdint>
 
 #include <vector_types.h>
-
-// Nothing here reads the device's data on the host, so a non-finite Gram matrix is not refused: its head gets a basis of
-// unit vectors and energies that are NaN.
 
 namespace MDKV_NAMESPACE::gpu::kernels
 {
@@ -240,14 +236,6 @@ void accumulate_gram_impl(backend const& on, in_view<T, 3, backend> samples, out
     if (!frame.ready() || samples.empty()) { return; }
     launch(on, kernels::gram_products<T>{kernels::token_rows<T>{samples}, sums, cut}, heads * cut.splits * cut.tiles);
     run(on, mdkv::detail::gram_of_splits<space::device>{sums, cut.splits, gram}, heads * dim);
-}
-
-/// The backend's part of eigenbasis.
-inline void eigenbasis_impl(backend const& on, in_view<double, 3, backend> gram, out_view<float, 3, backend> basis,
-    out_view<float, 2, backend> energy)
-{
-    if (gram.extent(2) == 0) { return; }
-    run(on, mdkv::detail::eigenvectors<space::device>{gram, basis, energy}, gram.extent(0));
 }
 
 } // namespace MDKV_NAMESPACE::gpu

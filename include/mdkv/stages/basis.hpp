@@ -6,6 +6,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/eigenvectors.hpp>
 #include <mdkv/detail/team.hpp>
 
 namespace MDKV_NAMESPACE
@@ -80,19 +81,17 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
 /// \param[out] basis   [H, D, D]  orthonormal rows: row i is the direction of the i-th largest energy; always complete
 /// \param[out] energy  [H, D]     eigenvalues, non-increasing, clamped at 0
 /// \pre    gram is finite
-/// \cost   O(H*D^3); scratch O(D*D) per thread (cpu), none (gpu)
+/// \cost   O(H*D^3); scratch O(H*D*D)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
-/// \throws invalid_argument   a shape disagrees, an output overlaps, a Gram matrix is not finite (before anything is
-///                            changed) or its eigenvectors do not converge, naming the head. The gpu does not refuse the
-///                            last two: it gives that head unit vectors and energies that are NaN.
+/// \throws invalid_argument   a shape disagrees, an output overlaps, or a Gram matrix is not finite (before anything is
+///                            changed), naming the head. The gpu does not refuse the last: it gives that head unit vectors and
+///                            energies that are NaN.
 /// \throws insufficient_workspace  naming the size needed
 /// \see    tests/unit/stages/basis.cpp, docs/numerics.md
 template <backend B>
 void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
 {
-    static_assert(
-        requires { eigenbasis_impl(on, gram, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, eigenbasis));
     index_t const heads = gram.extent(0);
     index_t const dim   = gram.extent(2);
     expects(heads == 0 || dim >= 1, "eigenbasis: gram [H, D, D] has D = 0");
@@ -100,7 +99,7 @@ void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> b
         .in("gram", gram, {heads, dim, dim}, "H,D,D")
         .out("basis", basis, {heads, dim, dim}, "H,D,D")
         .out("energy", energy, {heads, dim}, "H,D");
-    eigenbasis_impl(on, gram, basis, energy);
+    detail::find_eigenbasis(on, gram, basis, energy);
 }
 
 /// The PCA basis of every head: accumulate_gram from zero, then eigenbasis.
@@ -133,7 +132,7 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
         static_cast<void>(frame.ready());
         run(with, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
         accumulate_gram_impl(with, samples, gram);
-        eigenbasis_impl(with, as_input(gram), basis, energy);
+        detail::find_eigenbasis(with, as_input(gram), basis, energy);
     };
     detail::staged(on, "fit_basis", body);
 }
