@@ -7,6 +7,7 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/eigenvectors.hpp>
+#include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/team.hpp>
 
 namespace MDKV_NAMESPACE
@@ -15,36 +16,22 @@ namespace MDKV_NAMESPACE
 namespace detail
 {
 
-/// The last job of accumulate_gram: adds the splits of a head, one after another, to both triangles of its Gram matrix.
-/// An item is a row of a head.
-template <space S>
-struct gram_of_splits
+/// The body of accumulate_gram.
+template <backend B, element T>
+void add_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
 {
-    static constexpr char const* name = "gram_of_splits";
-    static constexpr int threads      = 128;
-
-    double const* sums; // [H, splits, D, D]  on and above the diagonal
-    index_t splits;
-    view<double, 3, S> gram;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        index_t const dim  = gram.extent(1);
-        index_t const head = item / dim;
-        index_t const i    = item % dim;
-        for (index_t j = i + t.rank(); j < dim; j += t.size())
-        {
-            double total = 0;
-            for (index_t split = 0; split < splits; ++split)
-            {
-                total += sums[((head * splits + split) * dim + i) * dim + j];
-            }
-            gram(head, i, j) += total;
-            if (i != j) { gram(head, j, i) += total; }
-        }
-    }
-};
+    index_t const dim = samples.extent(2);
+    workspace::frame frame{*on.scratch, "accumulate_gram"};
+    auto const widened = scratch_view<float>(on, frame, samples.extent(0), panel_depth, dim);
+    static_cast<void>(frame.ready());
+    for_pieces(samples.extent(1), [&](index_t at, index_t count) {
+        auto const part = slice<1>(samples, at, count);
+        auto const rows = slice<1>(widened, 0, count);
+        run(on, widen_rows<B, T>{part, 1.0F, rows});
+        multiply<B, T, double>(
+            on, {as_input(rows), true}, {part, true}, {.to = gram, .add = true, .mirror = true}, true);
+    });
+}
 
 } // namespace detail
 
@@ -63,15 +50,13 @@ struct gram_of_splits
 template <backend B, element T>
 void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
 {
-    static_assert(
-        requires { accumulate_gram_impl(on, samples, gram); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, accumulate_gram));
     index_t const heads = samples.extent(0);
     index_t const dim   = samples.extent(2);
     expects(heads == 0 || dim >= 1, "accumulate_gram: samples [H, S, D] has D = 0");
     detail::checks{on, "accumulate_gram"}
         .rows("samples", samples, {heads, samples.extent(1), dim}, "H,S,D")
         .out("gram", gram, {heads, dim, dim}, "H,D,D");
-    accumulate_gram_impl(on, samples, gram);
+    detail::add_gram(on, samples, gram);
 }
 
 /// Eigenvectors of every head's Gram matrix, strongest first.
@@ -131,7 +116,7 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
         auto const gram = detail::scratch_view<double>(with, frame, heads, dim, dim);
         static_cast<void>(frame.ready());
         run(with, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
-        accumulate_gram_impl(with, samples, gram);
+        detail::add_gram(with, samples, gram);
         detail::find_eigenbasis(with, as_input(gram), basis, energy);
     };
     detail::staged(on, "fit_basis", body);

@@ -6,7 +6,6 @@
 #include <mdkv/engine/slots.hpp>
 #include <mdkv/engine/unpack.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/basis.cuh>
 #include <mdkv/gpu/cache.cuh>
 #include <mdkv/gpu/score.cuh>
 #include <mdkv/merge.hpp>
@@ -35,6 +34,10 @@
     JOB(job<backend, half, float>)                                                                                     \
     JOB(job<backend, bfloat16, bfloat16>)                                                                              \
     JOB(job<backend, bfloat16, float>)
+#define PRODUCTS(sum)                                                                                                  \
+    JOB(panel_product<backend, float, mdkv::detail::put_products<backend, sum>>)                                       \
+    JOB(panel_product<backend, half, mdkv::detail::put_products<backend, sum>>)                                        \
+    JOB(panel_product<backend, bfloat16, mdkv::detail::put_products<backend, sum>>)
 #define TILES(kernel) KERNEL(kernel<float>) KERNEL(kernel<half>) KERNEL(kernel<bfloat16>)
 
 namespace MDKV_NAMESPACE::gpu::kernels
@@ -48,7 +51,7 @@ JOB(widen_leverages<backend>)
 JOB(weigh_surroundings<backend>)
 JOB(balance_rows<backend>)
 JOB(whiten<backend>)
-BACKEND_FIRST(add_squares)
+JOB(add_squares<backend>)
 
 // allocate
 JOB(dual::begin)
@@ -64,8 +67,9 @@ JOB(dual::conclude)
 JOB(dual::copy_best)
 
 // basis, pool, score
-TILES(gram_products)
-JOB(gram_of_splits<space::device>)
+BACKEND_FIRST(widen_rows)
+PRODUCTS(double)
+PRODUCTS(float)
 JOB(eigenvectors<space::device>)
 JOB(fill<double>)
 JOB(pool_windows<backend>)
