@@ -25,6 +25,21 @@ struct panel_vectors
     [[nodiscard]] MDKV_HD index_t depth() const noexcept { return from.extent(across ? 1 : 2); }
 };
 
+/// The tokens that heads have, if not all that there is room for: columns of a product, or, if they are `summed`, its depth.
+template <backend B>
+struct panel_tokens
+{
+    in_view<index_t, 1, B> counts{}; // [H]; empty: all
+    index_t from = 0;                // number of the first
+    bool summed  = false;
+
+    [[nodiscard]] MDKV_HD index_t among(index_t h, index_t n, bool dimension) const
+    {
+        index_t const left = counts.empty() || dimension != summed ? n : counts(h) - from;
+        return left < 0 ? 0 : left < n ? left : n;
+    }
+};
+
 /// Puts the product of every row and column where it belongs: take(h, row, column, products, count) gets those of a row and
 /// `count` neighbouring columns. Each is a sum in float, in ascending order. An item is sixteen columns of a head.
 template <backend B, element T, class Take>
@@ -38,6 +53,7 @@ struct panel_product
     panel_vectors<B, float> rows;
     panel_vectors<B, T> columns;
     Take take;
+    panel_tokens<B> tokens{};
     bool triangle = false; ///< products of rows up to the columns' last alone
 
     struct scratch
@@ -58,14 +74,16 @@ struct panel_product
         constexpr int parts = tile / lanes; // parts of a tile
         index_t const h     = item / tiles();
         index_t const first = item % tiles() * tile;
-        auto const count    = static_cast<int>(columns.count() - first < tile ? columns.count() - first : tile);
-        auto const depth    = static_cast<int>(columns.depth());
+        index_t const left  = tokens.among(h, columns.count(), false) - first;
+        auto const count    = static_cast<int>(left < tile ? left : tile);
+        auto const depth    = static_cast<int>(tokens.among(h, columns.depth(), true));
+        if (count <= 0) { return; }
         index_t const step  = rows.across ? rows.from.stride(1) : 1;
         index_t const apart = rows.across ? 1 : rows.from.stride(1);
         auto const all      = static_cast<int>(triangle && first + tile < rows.count() ? first + tile : rows.count());
         carver cut          = t.scratch();
         scratch const mine{cut, depth};
-        fetch(t, h, first, count, mine.columns);
+        fetch(t, h, first, count, depth, mine.columns);
         t.sync();
         for (int i = member(t); i < (all + sums - 1) / sums * parts; i += members(t))
         {
@@ -84,9 +102,8 @@ struct panel_product
 private:
     /// Writes columns first, first + 1, ... of a head, and zeros behind the last.
     template <team Team>
-    MDKV_HD void fetch(Team const& t, index_t h, index_t first, int count, float* to) const
+    MDKV_HD void fetch(Team const& t, index_t h, index_t first, int count, int depth, float* to) const
     {
-        auto const depth = static_cast<int>(columns.depth());
         if (count < tile)
         {
             for (int i = member(t); i < depth * tile; i += members(t)) { to[i] = 0; }
@@ -174,14 +191,15 @@ void for_pieces(index_t n, Body const& body)
 /// Products of rows and columns of any length, summed in float over panel_depth numbers and then in V.
 template <backend B, element T, class V>
 void multiply(B const& on, panel_vectors<B, float> const& rows, panel_vectors<B, T> const& columns,
-    put_products<B, V> put, bool triangle = false)
+    put_products<B, V> put, panel_tokens<B> const& tokens = {}, bool triangle = false)
 {
     auto const part = [](auto const& x, index_t at, index_t count) {
         return x.across ? slice<1>(x.from, at, count) : slice<2>(x.from, at, count);
     };
     for_pieces(columns.depth(), [&](index_t at, index_t count) {
-        run(on, panel_product<B, T, put_products<B, V>>{
-                    {part(rows, at, count), rows.across}, {part(columns, at, count), columns.across}, put, triangle});
+        run(on, panel_product<B, T, put_products<B, V>>{{part(rows, at, count), rows.across},
+                    {part(columns, at, count), columns.across}, put,
+                    {tokens.counts, tokens.summed ? tokens.from + at : tokens.from, tokens.summed}, triangle});
         put.add     = true;
         put.factors = {};
     });

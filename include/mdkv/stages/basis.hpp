@@ -29,7 +29,7 @@ void add_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram
         auto const rows = slice<1>(widened, 0, count);
         run(on, widen_rows<B, T>{part, 1.0F, rows});
         multiply<B, T, double>(
-            on, {as_input(rows), true}, {part, true}, {.to = gram, .add = true, .mirror = true}, true);
+            on, {as_input(rows), true}, {part, true}, {.to = gram, .add = true, .mirror = true}, {}, true);
     });
 }
 
