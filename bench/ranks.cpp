@@ -2,7 +2,7 @@
 ///
 /// Ranks are threads of this process that exchange at a barrier, each with its share of the heads. Arguments: ranks, layers, heads of a
 /// layer, tokens of a head, charge (0: rungs in no basis; 1: the paper's set, projections paid by use). Counters: a_ms = one rank with all
-/// heads, b_ms = ranks (they share this machine's cores; threads and scratch are made in that time), `exchanges`, `bytes` = what each rank gives to sums and minima,
+/// heads, b_ms = ranks (they share this machine's cores; threads and scratch are made in that time), `exchanges`, `bytes` = what each rank gives to sums,
 /// `network_us` = 10 us for each exchange and 2 (ranks - 1) / ranks of the bytes at 100 Gb/s, as a ring all-reduce moves them.
 ///
 /// `all_of_a_preset` makes the calls that a prompt over ranks exchanges in, once: arguments are ranks, layers, heads, tokens, preset (0:
@@ -66,14 +66,13 @@ class caller
 {
 public:
     caller(std::vector<float> const& loss, mdkv::rung_costs const& costs, index_t heads, index_t tokens, index_t limit,
-        mdkv::allocate_options options, mdkv::ranks<mdkv::space::host> const* ranks)
+        mdkv::allocate_options options)
         : loss_{loss}
         , costs_{costs}
         , heads_{heads}
         , tokens_{tokens}
         , limit_{limit}
         , options_{options}
-        , ranks_{ranks}
         , rung_(static_cast<std::size_t>(heads * tokens))
         , memory_{support::scratch_bytes([this](mdkv::cpu::backend const& on) { call(on); })}
     {}
@@ -84,9 +83,8 @@ public:
     }
 
 private:
-    void call(mdkv::cpu::backend on)
+    void call(mdkv::cpu::backend const& on)
     {
-        on.ranks = ranks_;
         mdkv::allocate(on, mdkv::in(on, loss_.data(), heads_, static_cast<index_t>(costs_.size()), tokens_), costs_,
             mdkv::in(on, &limit_, 1), options_, mdkv::out(on, rung_.data(), heads_, tokens_),
             mdkv::out(on, &report_, 1));
@@ -96,7 +94,6 @@ private:
     mdkv::rung_costs costs_;
     index_t heads_, tokens_, limit_;
     mdkv::allocate_options options_;
-    mdkv::ranks<mdkv::space::host> const* ranks_;
     std::vector<std::uint8_t> rung_;
     mdkv::allocation report_;
     support::scratch_memory memory_;
@@ -123,7 +120,7 @@ void over_ranks(benchmark::State& state)
     auto const rungs    = static_cast<index_t>(costs.size());
     index_t const limit = layers * heads * tokens * costs.bytes[costs.size() - 1] / 10;
     auto const all      = losses(layers * heads, rungs, tokens);
-    caller one{all, costs, layers * heads, tokens, limit, {}, nullptr};
+    caller one{all, costs, layers * heads, tokens, limit, {}};
 
     support::rank_team team{ranks};
     std::vector<std::vector<float>> parts;
@@ -142,11 +139,11 @@ void over_ranks(benchmark::State& state)
     }
     auto const many = [&] {
         auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
-            index_t const r     = transport.rank();
+            index_t const r     = transport.number;
             index_t const first = heads * r / ranks, own = heads * (r + 1) / ranks - first;
-            mdkv::ranks const shared{transport, {.first_head = first, .heads = heads, .layers = layers}};
-            caller part{
-                parts[static_cast<std::size_t>(r)], costs, layers * own, tokens, limit, {.layers = layers}, &shared};
+            mdkv::ranks const shared = transport.with(first, heads);
+            caller part{parts[static_cast<std::size_t>(r)], costs, layers * own, tokens, limit,
+                {.ranks = &shared, .layers = layers}};
             part();
         });
         for (std::string const& error : errors)
@@ -182,30 +179,30 @@ void all_of_a_preset(benchmark::State& state)
 
     support::rank_team team{ranks};
     auto const body = [&](support::thread_rank const& transport) {
-        index_t const first = heads * transport.rank() / ranks, own = heads * (transport.rank() + 1) / ranks - first;
-        mdkv::ranks const of_all{transport, {.first_head = first, .heads = heads, .layers = layers}};
-        mdkv::ranks const of_layer{transport, {.first_head = first, .heads = heads}};
+        index_t const r     = transport.number;
+        index_t const first = heads * r / ranks, own = heads * (r + 1) / ranks - first;
+        mdkv::ranks const all = transport.with(first, heads);
         auto replayed    = losses(layers * own, rungs, tokens);
         auto const last  = losses(own, rungs, tokens);
         index_t const to = layers * heads * tokens * costs.bytes[costs.size() - 1] / 10;
         std::vector<mdkv::leverage_sum> leverages(static_cast<std::size_t>(tokens), mdkv::leverage_sum{1} << 36U);
         std::vector<std::uint8_t> rung(static_cast<std::size_t>(layers * own * tokens));
         mdkv::allocation report;
-        auto const whole = [&](mdkv::cpu::backend on) {
-            on.ranks = &of_layer;
+        auto const whole = [&](mdkv::cpu::backend const& on) {
             for (index_t l = 0; preset.last_queries_score() && l < layers; ++l)
             {
                 auto const layer = mdkv::out(on, replayed.data() + l * own * rungs * tokens, own, rungs, tokens);
-                mdkv::join(on, mdkv::as_input(layer), mdkv::in(on, last.data(), own, rungs, tokens),
-                    preset.replayed->join, layer);
+                mdkv::detail::join_losses(on, {&all, 1, own}, mdkv::as_input(layer),
+                    mdkv::in(on, last.data(), own, rungs, tokens), preset.replayed->join, layer);
             }
-            on.ranks = &of_all;
-            mdkv::balance(on, mdkv::out(on, replayed.data(), layers, own, rungs, tokens),
+            if (preset.leverage_power() > 0) { mdkv::detail::sum_over_ranks(on, &all, leverages.data(), tokens); }
+            mdkv::detail::balance_losses(on, {&all, layers, own},
+                mdkv::out(on, replayed.data(), layers, own, rungs, tokens),
                 preset.balance<mdkv::cpu::backend>(mdkv::in(on, leverages.data(), tokens)));
             for (index_t const limit : {to, to - to / 100}) // the second time without stand-ins' bytes
             {
                 mdkv::allocate(on, mdkv::in(on, replayed.data(), layers * own, rungs, tokens), costs,
-                    mdkv::in(on, &limit, 1), {.charge = preset.charge, .layers = layers},
+                    mdkv::in(on, &limit, 1), {.charge = preset.charge, .ranks = &all, .layers = layers},
                     mdkv::out(on, rung.data(), layers * own, tokens), mdkv::out(on, &report, 1));
             }
         };
@@ -220,7 +217,8 @@ void all_of_a_preset(benchmark::State& state)
             if (!error.empty()) { state.SkipWithError(error.c_str()); }
         }
     }
-    count_exchanges(state, ranks, team.calls() + 1, team.bytes() + 24); // and prompt::allocate's agreement
+    index_t const agreements = 1 + (preset.last_queries_score() ? layers : 0); // of 67 numbers
+    count_exchanges(state, ranks, team.calls() + agreements, team.bytes() + agreements * 8 * 67);
 }
 BENCHMARK(all_of_a_preset)
     ->ArgNames({"ranks", "layers", "heads", "tokens", "preset"})

@@ -1,7 +1,6 @@
 /// \file ranks.cpp: one layer's heads over MPI's ranks: one budget, the rungs of one rank; then decode over shards of the tokens
 ///
 ///   mpiexec -n 3 example_ranks
-#include <mdkv/comm/mpi.hpp>
 #include <mdkv/mdkv.hpp>
 
 #include <algorithm>
@@ -13,6 +12,8 @@
 #include <span>
 #include <vector>
 
+#include "mpi.hpp"
+
 namespace
 {
 using mdkv::index_t;
@@ -21,26 +22,31 @@ constexpr auto limit         = mdkv::budget::fraction(1, 8);
 constexpr auto const& chosen = mdkv::presets::by_window;
 
 /// MPI, and the bytes that this rank has given to it.
-struct counting : mdkv::mpi_communicator
+struct counting
 {
-    index_t* bytes;
-    void sum(std::int64_t* x, index_t n) const { mpi_communicator::sum(x, (*bytes += 8 * n, n)); }
-    void least(std::uint64_t* x, index_t n) const { mpi_communicator::least(x, (*bytes += 8 * n, n)); }
+    MPI_Comm comm = MPI_COMM_WORLD;
+    index_t bytes = 0;
+
+    static void sum(void* state, std::int64_t* numbers, index_t n)
+    {
+        auto& with = *static_cast<counting*>(state);
+        with.bytes += 8 * n;
+        sum_over_mpi(&with.comm, numbers, n);
+    }
 };
 
 /// Compresses heads first, first + 1, ... of the layer. Returns their tokens' rungs.
 std::vector<std::uint8_t> compressed(std::vector<float> const& q, std::vector<float> const& k,
-    std::vector<float> const& v, index_t first, index_t count, mdkv::ranks<mdkv::space::host> const* ranks,
-    mdkv::cpu::cache<float>& cache)
+    std::vector<float> const& v, index_t first, index_t count, mdkv::ranks const* ranks, mdkv::cpu::cache<float>& cache)
 {
     mdkv::workspace scratch{mdkv::cpu::host_memory{}};
-    mdkv::cpu::backend const on{&scratch, {}, ranks};
+    mdkv::cpu::backend const on{&scratch};
     mdkv::prompt_rows<mdkv::cpu::backend, float> const rows{
         mdkv::in(on, q.data() + first * group * asked * dim, count * group, asked, dim),
         mdkv::in(on, k.data() + first * tokens * dim, count, tokens, dim),
         mdkv::in(on, v.data() + first * tokens * dim, count, tokens, dim)};
-    mdkv::prompt<mdkv::cpu::backend, float> p{
-        on, chosen, {.layers = 1, .heads = count, .group = group, .dims = {dim, dim}, .tokens = tokens}};
+    mdkv::prompt<mdkv::cpu::backend, float> p{on, chosen,
+        {.layers = 1, .heads = count, .group = group, .dims = {dim, dim}, .tokens = tokens, .ranks = ranks}};
     p.finish_layer(on, 0, rows);
     p.allocate(on, limit);
     p.pack(on, 0, rows, cache);
@@ -96,24 +102,25 @@ int main(int count, char** arguments)
         return x;
     };
     auto const q = rows(heads * group * asked, 2), k = rows(heads * tokens, 0), v = rows(heads * tokens, 0);
-    index_t bytes = 0;
-    counting const transport{{}, &bytes};
-    index_t const rank = transport.rank(), size = transport.size();
+    int rank = 0, size = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
     index_t const first = heads * rank / size, own = heads * (rank + 1) / size - first;
-    mdkv::ranks const all{transport, {.first_head = first, .heads = heads}};
+    counting state_of_sums;
+    mdkv::ranks const all{first, heads, counting::sum, &state_of_sums};
     mdkv::cpu::cache<float> cache, whole;
     auto const rungs = compressed(q, k, v, first, own, &all, cache);
     auto const one   = compressed(q, k, v, 0, heads, nullptr, whole);
     bool same        = std::equal(rungs.begin(), rungs.end(), one.begin() + first * (tokens - chosen.window));
 
     index_t const begin = tokens * rank / size, end = tokens * (rank + 1) / size;
-    auto const merged = over_shards(q.data(), k.data() + begin * dim, v.data() + begin * dim, end - begin, int(size));
-    auto const want   = over_shards(q.data(), k.data(), v.data(), rank == 0 ? tokens : 0, int(size));
+    auto const merged = over_shards(q.data(), k.data() + begin * dim, v.data() + begin * dim, end - begin, size);
+    auto const want   = over_shards(q.data(), k.data(), v.data(), rank == 0 ? tokens : 0, size);
     float off         = 0;
     for (std::size_t d = 0; d < want.size(); ++d) { off = std::max(off, std::abs(want[d] - merged[d])); }
     std::printf(
-        "rank %td of %td: heads %td to %td, %zu arena bytes, %td bytes sent, rungs %s; decode over shards off by %g\n",
-        rank, size, first, first + own, static_cast<std::size_t>(cache.view().arena_bytes), bytes,
+        "rank %d of %d: heads %td to %td, %zu arena bytes, %td bytes sent, rungs %s; decode over shards off by %g\n",
+        rank, size, first, first + own, static_cast<std::size_t>(cache.view().arena_bytes), state_of_sums.bytes,
         same ? "of one rank" : "DIFFER", double{off});
     MPI_Finalize();
     return same && off < 1e-4F ? 0 : 1;

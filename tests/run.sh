@@ -191,7 +191,7 @@ part_models() {
         -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_BUILD_EXAMPLES=OFF "${small[@]}"
     crosschecks "$build/models/tests"
     if build_package; then
-        package_tests kvpress
+        package_tests kvpress "$mdkv_root"/examples/python/tests/test_{transformers,every_decoder,storing}.py
         package_tests lmcache "$mdkv_root/examples/python/tests/test_lmcache.py"
         if has_nvcc; then
             PATH=$PATH:/usr/local/cuda/bin checked "python: the build with CUDA" install_package cuda -C cmake.define.MDKV_PYTHON_CUDA=ON \

@@ -8,7 +8,6 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/device.cuh>
-#include <mdkv/stages/layer.hpp>
 
 #include <algorithm>
 #include <array>
@@ -203,12 +202,17 @@ struct source_layer
         , values{rows_of(n + window, 3 * seed + 2, 1.0F)}
     {}
 
-    [[nodiscard]] mdkv::layer_view<gpu::backend, element> view() const
+    struct parts
+    {
+        mdkv::in_view<element, 3, gpu::backend> queries, keys, values, window_keys, window_values;
+    };
+    [[nodiscard]] parts view() const
     {
         gpu::backend const on;
-        return mdkv::split_window(on, mdkv::in(on, queries.data(), heads * group, window, dim),
-            mdkv::in(on, keys.data(), heads, tokens + window, dim),
-            mdkv::in(on, values.data(), heads, tokens + window, dim), window);
+        auto const k = mdkv::in(on, keys.data(), heads, tokens + window, dim);
+        auto const v = mdkv::in(on, values.data(), heads, tokens + window, dim);
+        return {mdkv::in(on, queries.data(), heads * group, window, dim), mdkv::slice<1>(k, 0, tokens),
+            mdkv::slice<1>(v, 0, tokens), mdkv::slice<1>(k, tokens, window), mdkv::slice<1>(v, tokens, window)};
     }
     [[nodiscard]] mdkv::layer_shape shape() const
     {

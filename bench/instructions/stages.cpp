@@ -90,10 +90,13 @@ struct layer
     block<half> q             = rows(heads * group * window, 1, 0.3F);
     block<half> k             = rows(heads * (tokens + window), 2, 0.0F);
     block<half> v             = rows(heads * (tokens + window), 3, 0.0F);
-    layer_view<host, half> of = split_window(on, in(on, q.data(), heads* group, window, dim),
-        in(on, k.data(), heads, tokens + window, dim), in(on, v.data(), heads, tokens + window, dim), window);
-    prompt_rows<host, half> all{
-        of.queries, in(on, k.data(), heads, tokens + window, dim), in(on, v.data(), heads, tokens + window, dim)};
+    prompt_rows<host, half> all{in(on, q.data(), heads* group, window, dim),
+        in(on, k.data(), heads, tokens + window, dim), in(on, v.data(), heads, tokens + window, dim)};
+    struct
+    {
+        in_view<half, 3, host> queries, keys, values, window_keys, window_values;
+    } of{all.queries, slice<1>(all.keys, 0, tokens), slice<1>(all.values, 0, tokens),
+        slice<1>(all.keys, tokens, window), slice<1>(all.values, tokens, window)};
     layer_shape shape{heads, group, tokens, window, {dim, dim}, sizeof(half)};
 };
 
@@ -135,8 +138,6 @@ void stages_of_prefill(layer const& x)
     block<float> energy{heads * dim};
     block<float> losses[]{block<float>{heads * rungs * tokens}, block<float>{heads * rungs * tokens}};
     block<std::uint8_t> rung_of{heads * tokens};
-    block<std::int32_t> positions{heads * tokens};
-    block<index_t> first{heads * (rungs + 1)};
     block<half> turned{heads * group * window * dim};
     auto const uk = out(on, bases[0].data(), heads, dim, dim), uv = out(on, bases[1].data(), heads, dim, dim);
     auto const loss   = out(on, losses[0].data(), heads, rungs, tokens);
@@ -215,10 +216,6 @@ void stages_of_prefill(layer const& x)
             {.leverage_power = 16.0F, .leverages = in(on, leverages.data(), tokens)});
     });
     allocated("allocate bits", presets::by_window, 160);
-    run_stage("list_slots", [&](host const& with) {
-        list_slots(
-            with, as_input(rung), out(on, positions.data(), heads, tokens), out(on, first.data(), heads, rungs + 1));
-    });
     static_cast<void>(packed(x, bit_ratios, as_input(rung), as_input(uk), as_input(uv), "pack bits"));
     run_stage("advance", [&](host const& with) {
         advance(with, x.of.queries, tokens, {}, out(on, turned.data(), heads * group, window, dim));

@@ -3,15 +3,11 @@
 
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/ranks.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/ranks.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
 #include <mdkv/replay/advance.hpp>
-
-#include <optional>
 
 namespace MDKV_NAMESPACE
 {
@@ -19,11 +15,11 @@ namespace MDKV_NAMESPACE
 /// Compresses one layer of one prompt by a preset, as a `prompt` whose only layer this is. A preset that replays needs the queries
 /// of all tokens; a shared budget is then the layer's own.
 ///
-/// \param on        backend: threads or stream, scratch, ranks
+/// \param on        backend: threads or stream, scratch
 /// \param[in]  rows     queries, keys, values of the prompt's N tokens, the window's at their end; Q = N if the preset replays,
 ///                  otherwise the last Q queries. Stand-ins need `lse`
 /// \param[in]  chosen   preset
-/// \param[in]  limit    limit of the layer, on all ranks
+/// \param[in]  limit    limit of the layer
 /// \param[out] to       see `prompt::pack`
 /// \param[in]  encoding  the model's, for presets that replay
 /// \return     the report; `chosen` is that of `prompt::allocate`
@@ -31,7 +27,7 @@ namespace MDKV_NAMESPACE
 /// \sync   returns when done, on a GPU too: it waits for the device
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees, the budget is below the window or the cheapest rungs (naming the least
-///                                 that works), or the preset replays and Q < N. Over ranks NaNs too are an error on each
+///                                 that works), or the preset replays and Q < N
 /// \throws non_finite_input        naming head and row
 /// \throws insufficient_workspace  naming the size needed
 /// \throws std::bad_alloc          and the executor's exceptions; `to` has not changed in any of these cases
@@ -43,20 +39,13 @@ compress_report compress(B const& on, prompt_rows<B, T, U> const& rows, preset c
     index_t const heads       = rows.keys.extent(0);
     index_t const query_heads = rows.queries.extent(0);
     index_t const tokens      = rows.keys.extent(1);
-    B of_layer                = on;
-    std::optional<ranks<B::memory_space>> of_heads;
-    if constexpr (requires { on.ranks->of_one_layer(); })
-    {
-        if (on.ranks != nullptr) { of_layer.ranks = &of_heads.emplace(on.ranks->of_one_layer()); }
-    }
-    detail::agreement agreed{of_layer};
     expects(heads == 0 || (query_heads % heads == 0 && query_heads >= heads), "compress: queries [H*G, Q, D] has ",
         query_heads, " query heads, which ", heads, " KV heads do not divide");
     expects(!chosen.replayed || rows.queries.extent(1) == tokens,
         "compress: queries [H*G, Q, D] has Q = ", rows.queries.extent(1), "; preset \"", chosen.name,
         "\" replays the queries of all ", tokens, " tokens");
     index_t const count = rows.queries.extent(1);
-    detail::checks{of_layer, "compress"} // before the prompt's state takes memory of the workspace
+    detail::checks{on, "compress"} // before the prompt's state takes memory of the workspace
         .rows("queries", rows.queries, {query_heads, count, rows.keys.extent(2)}, "H*G,Q,D")
         .rows("keys", rows.keys, {heads, tokens, rows.keys.extent(2)}, "H,N,D")
         .rows("values", rows.values, {heads, tokens, rows.values.extent(2)}, "H,N,Dv")
@@ -69,13 +58,10 @@ compress_report compress(B const& on, prompt_rows<B, T, U> const& rows, preset c
         .tokens                         = tokens,
         .encoding                       = encoding};
     layer_shape{heads, shape.group, tokens, 0, shape.dims, index_t{sizeof(T)}}.expects_valid("compress");
-    return detail::staged(of_layer, "compress", [&](B const& stages) {
+    return detail::staged(on, "compress", [&](B const& stages) {
         prompt<B, T, U> p{stages, chosen, shape};
         if (chosen.replayed) { p.read_chunk(stages, 0, 0, rows); }
-        bool const joins = chosen.replayed && chosen.last_queries_score();
-        if (joins && !detail::dry_run(stages)) { agreed.leave(); }
         p.finish_layer(stages, 0, rows);
-        if (!detail::dry_run(stages)) { agreed.leave(); }
         auto const total       = p.allocate(stages, limit);
         compress_report report = p.pack(stages, 0, rows, to);
         report.chosen          = total;

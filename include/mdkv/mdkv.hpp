@@ -23,7 +23,6 @@
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/engine/finite.hpp>
 #include <mdkv/engine/gather.hpp>
-#include <mdkv/engine/slots.hpp>
 #include <mdkv/engine/stored.hpp>
 #include <mdkv/engine/unpack.hpp>
 #include <mdkv/merge.hpp>
@@ -41,7 +40,6 @@
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/basis.hpp>
 #include <mdkv/stages/channels.hpp>
-#include <mdkv/stages/layer.hpp>
 #include <mdkv/stages/pack.hpp>
 #include <mdkv/stages/pool.hpp>
 #include <mdkv/stages/score.hpp>

@@ -5,6 +5,7 @@
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/ranks.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
@@ -34,7 +35,7 @@ template <backend B>
 struct prompt_shape
 {
     index_t layers = 0; ///< L, from 1 to 256
-    index_t heads  = 0; ///< H, KV heads
+    index_t heads  = 0; ///< H, KV heads; over ranks this rank's
     index_t group  = 1; ///< G, query heads per KV head
     head_dims dims;     ///< D, Dv
     index_t tokens = 0; ///< length of the prompt, or the largest possible one if it is not known yet
@@ -42,6 +43,7 @@ struct prompt_shape
     rotary_encoding<B> encoding{}; ///< the model's; presets that replay need it. Its frequencies outlive the prompt
     non_finite on_non_finite = non_finite::error;
     index_t first_layer      = 0; ///< number of the model's layer that is layer 0 here, for messages about its numbers
+    mdkv::ranks const* ranks = nullptr; ///< outlives the prompt; null: all heads are here
 };
 
 /// Queries, keys and values of one layer, after position encoding.
@@ -192,10 +194,9 @@ public:
     }
 
     /// Finds a layer's losses after the prompt was read: by the last queries (`score`, `pool`), by the replayed ones, or by
-    /// both (`join`). Fits the bases and channels that packing needs. If the preset joins, the layer's heads may be on several
-    /// ranks (`mdkv::ranks` of these ranks alone): all of them make the call, for their layers in the same order.
+    /// both (`join`). Fits the bases and channels that packing needs. If the preset joins, all ranks make the call together.
     ///
-    /// \param on     backend: threads, scratch, ranks
+    /// \param on     backend: threads, scratch
     /// \param layer  0 to L - 1
     /// \param rows   N tokens, window included, the same number in every layer; Q >= 1 last queries, of which the last
     ///               `preset::queries` score. `lse` saves work, and `pack` needs it if the preset makes stand-ins
@@ -210,8 +211,7 @@ public:
     void finish_layer(B const& on, index_t layer, rows_of_layer const& rows)
     {
         constexpr char const* stage = "prompt::finish_layer";
-        detail::agreement agreed{on};
-        if (!work_.joins()) { agreed.leave(); }
+        detail::agreement agreed{detail::dry_run(on) || !work_.joins() ? nullptr : work_.shape.ranks};
         index_t const tokens = rows.keys.extent(1);
         work_.progress.expects_open(stage, layer, work_.shape.layers);
         expects_rows(on, stage, rows, tokens);
@@ -232,11 +232,7 @@ public:
             }
             if (one.tokens > 0) { work_.find_losses(stages, layer, rows, one, agreed); }
         });
-        if (agreed.open()) // all tokens are the window's
-        {
-            auto const shared = work_.agreed_numbers(on, tokens, agreed);
-            agreed.settle(stage, array<detail::shared_number, 0>{}, &shared);
-        }
+        work_.agree(on, stage, agreed, tokens, layer); // if all tokens are the window's
         if (!advances(on)) { return; }
         tokens_                  = tokens;
         work_.progress.of(layer) = -1;
@@ -245,10 +241,9 @@ public:
 
     /// Chooses every token's rung within a budget: for all layers at once, their losses balanced, if the preset is
     /// `shared`, otherwise layer by layer. Room for stand-ins is set aside if tokens are dropped. May be called again with
-    /// another budget. Over ranks (`mdkv::ranks`) layers and heads of the prompt are this rank's, budget and choice those of all
-    /// ranks; every rank makes the call.
+    /// another budget. Over ranks budget and choice are those of the heads of all ranks, which make the call together.
     ///
-    /// \param on     backend: threads, scratch, ranks
+    /// \param on     backend: threads, scratch
     /// \param limit  budget of an average layer: window, tokens, projections, channels and stand-ins
     /// \return the choice, summed over all layers
     /// \cost   balance and allocate, the latter twice if stand-ins need room; a pass over the rungs for the sizes of arenas
@@ -262,16 +257,14 @@ public:
     allocation allocate(B const& on, budget limit)
     {
         constexpr char const* stage = "prompt::allocate";
-        detail::agreement agreed{on};
+        detail::agreement agreed{detail::dry_run(on) ? nullptr : work_.shape.ranks};
         work_.progress.expects_all_finished(stage, work_.shape.layers);
-        auto const shard =
-            detail::number_heads(on, stage, work_.shape.layers * work_.shape.heads, work_.shape.layers).shard;
         layer_shape one = work_.layer(tokens_);
-        one.heads       = shard.heads;
+        one.heads       = work_.share(1).all;
         auto next       = work_.plan(stage, limit.in_bytes(one), one);
         expects_same(on, stage);
-        allocation const total = detail::staged(on, stage,
-            [&](B const& stages) { return work_.choose_rungs(stages, next, one, shard, !balanced_, agreed); });
+        allocation const total = detail::staged(
+            on, stage, [&](B const& stages) { return work_.choose_rungs(stages, next, one, !balanced_, agreed); });
         if (!advances(on)) { return total; }
         balanced_ = balanced_ || (!next.all_full && work_.settings.shared);
         work_.settle(on, stage, one, next, total, dry_);
@@ -280,7 +273,7 @@ public:
 
     /// The same with a limit for each head (MixedDimKV-H). Losses are not balanced, and no room is set aside for stand-ins.
     ///
-    /// \param on      backend: threads, scratch; over ranks each chooses for itself
+    /// \param on      backend: threads, scratch
     /// \param quotas  [L, H]  bytes that a head may spend on tokens, projections and channels, beside its window
     /// \return the sum of the heads' choices
     /// \cost   allocate of each layer, and a copy of the quotas in host memory; a pass over the rungs
@@ -295,8 +288,8 @@ public:
         expects_same(on, stage);
         layer_shape const one = work_.layer(tokens_);
         decltype(work_.choice) next{};
-        allocation const total = detail::staged(on, stage,
-            [&](B const& stages) { return work_.choose_by_quotas(detail::alone(stages), quotas, one.tokens, next); });
+        allocation const total = detail::staged(
+            on, stage, [&](B const& stages) { return work_.choose_by_quotas(stages, quotas, one.tokens, next); });
         if (advances(on)) { work_.settle(on, stage, one, next, total, dry_); }
         return total;
     }

@@ -44,7 +44,7 @@ struct reader_options
 struct reader_report
 {
     index_t tokens       = 0; ///< tokens read so far
-    index_t limit_bytes  = 0; ///< bytes that the arenas of all layers, on all ranks, may take now
+    index_t limit_bytes  = 0; ///< bytes that the arenas of all layers may take now
     index_t held_bytes   = 0; ///< bytes that this rank's take
     index_t losses_bytes = 0; ///< bytes of this rank's losses beside them, which `finish` gives back
     allocation chosen;        ///< everything_kept: no token was lowered
@@ -73,8 +73,7 @@ struct reader_work; // state and stages of a reader: pipeline/reading.hpp
 /// their rung or take one of fewer bytes, from the stored values (docs/long-prompts.md). A prompt that fits stays uncompressed.
 ///
 /// Caches and losses lie in memory of the caches' resource, the rest of the state in the constructor's workspace; every call
-/// takes scratch from its own, and a dry run counts it. Over ranks (`mdkv::ranks`), the same in all calls, layers and heads are
-/// this rank's, limit and choice those of all ranks, which end each chunk together.
+/// takes scratch from its own, and a dry run counts it.
 ///
 /// \tparam Cache  the backend's owner: `cpu::cache<T>` or `gpu::cache<T, Resource>`
 /// \see    tests/unit/reader.cpp, docs/integrate.md
@@ -178,17 +177,14 @@ public:
     /// present one, and packs them. Does nothing without tokens.
     ///
     /// \param on   backend: threads, scratch
-    /// \cost   allocate over all stored tokens; reads and packs each layer; allocates its new arena beside the old one. Over ranks
-    ///         exchanges of allocate, of 8 bytes for 4,096 tokens of each head, of 8 bytes a token and head if the preset weighs
-    ///         leverages, and for each layer of 8 bytes a head if the last queries score
+    /// \cost   allocate over all stored tokens; reads and packs each layer; allocates its new arena beside the old one
     /// \sync   returns when done, on a GPU too: it waits for the device once, and some times for each layer
     /// \order  bitwise reproducible for equal inputs, for any number of threads
-    /// \throws invalid_argument        layers have different numbers of tokens; over ranks one of them refuses its arguments, on
-    ///                                 every rank
+    /// \throws invalid_argument        layers have different numbers of tokens
     /// \throws non_finite_input        a loss is NaN or infinite; nothing was changed
     /// \throws insufficient_workspace  naming the size needed; nothing was changed
     /// \throws std::bad_alloc          (or an exception of the caches' resource). Each layer is as it was or as it is to be, and
-    ///                                 the call may be made again; over ranks the prompt must be read again
+    ///                                 the call may be made again
     reader_report end_chunk(B const& on) { return bring_within(on, "reader::end_chunk", false); }
 
     /// Ends the prompt: as `end_chunk`, but within the limit, and if the preset joins, by the last chunk's queries, too.
@@ -213,12 +209,11 @@ private:
 
     reader_report bring_within(B const& on, char const* stage, bool last)
     {
-        detail::agreement agreed{on};
         expects_open(stage);
         expects_same(on, stage);
         if (work_.pending == 0) { work_.progress.expects_alike(stage, work_.shape.layers); }
         reader_report const report =
-            detail::staged(on, stage, [&](B const& stages) { return work_.bring_within(stages, stage, last, agreed); });
+            detail::staged(on, stage, [&](B const& stages) { return work_.bring_within(stages, stage, last); });
         if (detail::dry_run(on) == dry_) { work_.finished = last; }
         return report;
     }

@@ -9,7 +9,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/presets.hpp>
@@ -28,7 +27,7 @@ namespace MDKV_NAMESPACE
 template <backend B>
 struct recompress_options
 {
-    /// Limit of the arena, on all ranks: window, stand-ins, tokens and projections, without the tail. A fraction is one of the bytes
+    /// Limit of the arena: window, stand-ins, tokens and projections, without the tail. A fraction is one of the bytes
     /// that the cache's present tokens take uncompressed, and shrinks with them; prefer bytes or a KV size.
     budget limit = budget::kv_size(128);
 
@@ -48,12 +47,8 @@ struct recompress_options
     index_t question                                  = 32;
 
     /// Tokens of the new window, in at most half of the limit; unset: as many as in the present one. A window in codes
-    /// (preset::window_part) is none in the cache, so that a fold by a preset says how long the next one is. If a rank has
-    /// no heads, at least so many tokens must have been appended.
+    /// (preset::window_part) is none in the cache, so that a fold by a preset says how long the next one is.
     std::optional<index_t> window = std::nullopt;
-
-    /// Over ranks: maximum of `most_slots` over all ranks, on which they agree before the call. 0: this cache's.
-    index_t longest_head = 0;
 
     /// [H, S]  receives, for every slot of the new cache, its token's slot in the old one, so that the caller can move
     /// data kept beside the tokens; -1 beyond a head's last slot. Slots count a head's tokens in the order of the
@@ -77,10 +72,10 @@ template <backend B>
     return options;
 }
 
-/// The report of recompress. Tokens are counted over all heads, over ranks over this rank's.
+/// The report of recompress. Tokens are counted over all heads.
 struct recompress_report
 {
-    index_t limit_bytes    = 0; ///< on all ranks; the other sizes are this rank's
+    index_t limit_bytes    = 0;
     index_t window_bytes   = 0;
     index_t stand_in_bytes = 0; ///< stand-ins, all of which stay
     index_t resident_bytes = 0; ///< bytes of the new arena, measured; never above limit_bytes
@@ -88,7 +83,7 @@ struct recompress_report
     index_t kept           = 0; ///< released or stored tokens that keep their bytes
     index_t lowered        = 0; ///< tokens now stored in fewer bytes
     index_t dropped        = 0;
-    allocation chosen; ///< all ranks' but for its tokens; everything_kept: tokens stay, losses were not read
+    allocation chosen; ///< everything_kept: tokens stay, losses were not read
 };
 
 /// The most slots a head has: all its tokens, window and tail included, without stand-ins. Only the directory is read.
@@ -129,10 +124,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 /// queries against stored values, without the attention of stand-ins, which stay. No projections are made. If the limit holds
 /// all tokens, they stay unchanged. Inside a run tokens are then not in text order.
 ///
-/// Over ranks (`mdkv::ranks`) the heads are this rank's, the limit is the sum for all ranks, and every rank makes the call, with
-/// `recompress_options::longest_head`.
-///
-/// \param on              backend: threads, scratch, ranks
+/// \param on              backend: threads, scratch
 /// \param[in]  queries    [H*G, Q, D]  queries of the last Q tokens, after position encoding, of any element type; Q <= W +
 ///                        appended tokens
 /// \param[in]  ratios     the rungs, those in use in the cache among them; the first must drop tokens
@@ -143,13 +135,13 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 /// \pre    Q >= 1
 /// \cost   score, pool, allocate and pack for the stored tokens; no scores if everything stays. Scratch O(H*M*(R + D)) for M
 ///         tokens in the longest head; allocates the new cache and, in host memory, a copy of the directory and the counts of
-///         rungs. Over ranks three exchanges of 144 bytes in all, and allocate's unless everything stays
+///         rungs
 /// \sync   returns when done; on a GPU it waits for the device up to ten times, in a dry run twice. Work on the cache must have
 ///         been enqueued on the backend's stream, or be waited for by it; afterwards every stream may work on the cache
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        the cache has no layout; shapes disagree; the limit is below window and stand-ins
 ///                                 (naming the least that works); the set cannot drop; an option is negative or not
-///                                 finite; over ranks as allocate's, on every rank, and NaNs of one rank are an error on all
+///                                 finite
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens to be scored hold a NaN or an infinity (naming head and slot, or row of the
 ///                                 window), or a loss does, e.g. of a `lse_elsewhere` above 1e30; gpu: of query weights, too
@@ -180,10 +172,8 @@ recompress_report recompress(
 template <backend B, element U, class Cache>
 recompress_report recompress(B const& on, in_view<U, 3, B> queries, preset const& chosen, Cache& cache)
 {
-    detail::agreement agreed{on};
     expects(cache.fold_limit > 0, "recompress: the cache's fold_limit is ", cache.fold_limit,
         "; set it, or give recompress_options a limit");
-    if (!detail::dry_run(on)) { agreed.leave(); }
     return recompress(on, queries, chosen.ratios,
         fold_options<B>(chosen, budget::bytes(cache.fold_limit), queries.extent(1)), cache);
 }
@@ -214,12 +204,10 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     cache_view<T, B::memory_space> const stored = detail::without_const(from);
     cache_layout const& layout                  = stored.layout;
     index_t const heads                         = layout.heads;
-    bool const ranks                            = detail::ranks_of(on) != nullptr;
-    detail::agreement agreed{on};
     expects(layout.rungs > 0, "recompress: the cache has no layout: nothing was packed into it, or it was moved from");
     bool const in_place = to.view().heads == stored.heads;
-    if (heads == 0 && !ranks && (in_place || detail::dry_run(on))) { return {}; }
-    if (heads == 0 && !ranks)
+    if (heads == 0 && (in_place || detail::dry_run(on))) { return {}; }
+    if (heads == 0)
     {
         to = to.like(layout, 0, 0);
         return {};
@@ -227,20 +215,17 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     detail::host_directory const copy{on, stored};
     cache_view<T, space::host> const& directory = copy.view;
     index_t const longest                       = most_slots(directory);
-    index_t const most                          = options.longest_head > 0 ? options.longest_head : longest;
     index_t const recent                        = layout.window + *directory.appended;
     index_t const rows                          = queries.extent(0);
-    index_t const query_group                   = heads > 0 ? rows / heads : 1;
+    index_t const query_group                   = rows / heads;
 
     expects(rows == heads * query_group && query_group >= 1, "recompress: queries [H*G, Q, D] has ", rows,
         " query heads, which ", heads, " KV heads do not divide");
-    expects(heads == 0 || (queries.extent(1) >= 1 && queries.extent(1) <= recent),
+    expects(queries.extent(1) >= 1 && queries.extent(1) <= recent,
         "recompress: queries [H*G, Q, D] has Q = ", queries.extent(1),
         "; it must be at least 1 and at most the window and the appended tokens, ", layout.window, " + ",
         *directory.appended);
     expects(ratios.can_drop(), "recompress: the ratio set has no rung that drops a token");
-    expects(most >= longest && most >= layout.window, "recompress: longest_head is ", most, "; a head has ", longest,
-        " tokens, and the window ", layout.window);
     ratios.expects_ascending(layout.dims, sizeof(T));
     detail::expects_not_negative("recompress", "scale", options.scale);
     detail::expects_not_negative("recompress", "uniform_queries", options.uniform_queries);
@@ -262,15 +247,13 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     }
     expects(
         options.window.value_or(0) >= 0, "recompress: window is ", options.window.value_or(0), "; it must not be negative");
-    auto const numbers = detail::number_heads(on, "recompress", heads, 0);
-    layer_shape whole{numbers.shard.heads, query_group, most, 0, layout.dims, index_t{sizeof(T)}}; // on all ranks
+    layer_shape const whole{heads, query_group, longest, 0, layout.dims, index_t{sizeof(T)}};
     whole.expects_valid("recompress");
     index_t const limit       = options.limit.in_bytes(whole);
     index_t const stand_ins   = detail::stand_in_bytes(directory) + detail::stand_in_channels(directory);
-    index_t const for_window  = ranks ? limit / 2 : (std::min)(limit / 2, (std::max<index_t>)(limit - stand_ins, 0));
+    index_t const for_window  = (std::min)(limit / 2, (std::max<index_t>)(limit - stand_ins, 0));
     index_t const room        = for_window / (std::max<index_t>)(whole.bytes_of(1), 1); // tokens
-    // A rank without heads does not count appended tokens.
-    index_t const most_window = heads > 0 ? (std::min)(recent, room) : room;
+    index_t const most_window = (std::min)(recent, room);
     index_t const window      = options.window ? (std::min)(*options.window, most_window) : layout.window;
     cache_layout next{ratios, heads, window, layout.dims, layout.scale};
     auto const same = detail::same_rungs(layout, next);
@@ -285,15 +268,15 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
                 layout.key_bytes(r, sizeof(T)), " bytes), which the ratio set lacks");
         }
     }
-    layer_shape const shape{heads, query_group, most - window, window, layout.dims, index_t{sizeof(T)}};
+    layer_shape const shape{heads, query_group, longest - window, window, layout.dims, index_t{sizeof(T)}};
     index_t const least     = shape.window_bytes() + stand_ins;
     expects(limit >= least, "recompress: a budget of ", limit, " bytes cannot hold the window of ", window,
         stand_ins > 0 ? " tokens and the stand-ins" : " tokens", "; at least ", least, " bytes are needed");
     return detail::staged(on, "recompress", [&](B const& stages) {
-        detail::recompressing<B, T, U> job{stages, queries, ratios, options, shape, numbers, limit,
+        detail::recompressing<B, T, U> job{stages, queries, ratios, options, shape, limit,
             detail::stored_slots<T, space::host>{directory, next, shape.tokens},
             detail::stored_slots<T, B::memory_space>{stored, next, shape.tokens}};
-        return job(to, agreed);
+        return job(to);
     });
 }
 

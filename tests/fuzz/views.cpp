@@ -12,8 +12,9 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/engine/dlpack.hpp>
 #include <mdkv/engine/finite.hpp>
+
+#include "python/module/dlpack.hpp"
 
 namespace
 {
@@ -64,7 +65,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     mdkv::cpu::backend const on{&none};
     try
     {
-        auto const view = mdkv::in<mdkv::half, 3>(on, given);
+        auto const view = mdkv_python::in<mdkv::half, 3>(on, given);
         auto const span = view.required_span_size(); // in 64 bits, or the view is refused
         if (span < 0) { std::abort(); }
         auto const first = static_cast<std::int64_t>(given.byte_offset);

@@ -3,8 +3,10 @@
 #include <doctest/doctest.h>
 
 #if __has_include(<nccl.h>)
-#    include <mdkv/comm/nccl.cuh>
-static_assert(mdkv::communicator<mdkv::nccl_communicator>);
+#    include <mdkv/core/ranks.hpp>
+
+#    include "examples/nccl.cuh"
+static_assert(mdkv::ranks{.sum = sum_over_nccl}.sum != nullptr);
 #else
 TEST_CASE("ranks over NCCL")
 {

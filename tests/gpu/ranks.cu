@@ -25,52 +25,6 @@ namespace
 
 using namespace support;
 
-/// A thread with a stream of its own; numbers are exchanged in the host's memory.
-struct device_rank
-{
-    static constexpr mdkv::space memory_space = mdkv::space::device;
-
-    thread_rank const& host;
-    cudaStream_t stream;
-
-    [[nodiscard]] int rank() const { return host.rank(); }
-    [[nodiscard]] int size() const { return host.size(); }
-    void sum(std::int64_t* x, index_t n) const
-    {
-        through_host(x, n, [&](std::int64_t* y) { host.sum(y, n); });
-    }
-    void least(std::uint64_t* x, index_t n) const
-    {
-        through_host(x, n, [&](std::uint64_t* y) { host.least(y, n); });
-    }
-    void agree(std::uint64_t* x, index_t n) const { host.least(x, n); }
-
-private:
-    template <class V, class Exchange>
-    void through_host(V* x, index_t n, Exchange const& exchange) const
-    {
-        mdkv::gpu::backend const on{stream};
-        std::vector<V> copy(static_cast<std::size_t>(n));
-        mdkv::gpu::copy(on, x, copy.data(), n * index_t{sizeof(V)});
-        exchange(copy.data());
-        mdkv::gpu::copy(on, copy.data(), x, n * index_t{sizeof(V)});
-    }
-};
-
-static_assert(device_rank::memory_space == mdkv::gpu::backend::memory_space);
-
-/// Calls body(backend) as run_on_device_now does, on a rank with some heads.
-template <class Body>
-void run_on_rank(thread_rank const& transport, mdkv::rank_heads const& own, Body const& body)
-{
-    run_on_device_now([&](mdkv::gpu::backend on) {
-        device_rank const device{transport, on.stream};
-        mdkv::ranks const all{device, own};
-        on.ranks = &all;
-        body(on);
-    });
-}
-
 template <class V>
 std::vector<V> part_of(std::vector<V> const& all, index_t first, index_t count)
 {
@@ -114,8 +68,9 @@ TEST_CASE("GPUs as ranks, of some heads or none, choose the CPU's rungs, bit for
             auto const bytes = on_device<index_t, 1>({1}, {limit});
             device_tensor<std::uint8_t, 2> rung{{count, tokens}};
             device_tensor<allocation, 1> report{{1}};
-            run_on_rank(transport, {first, heads}, [&](mdkv::gpu::backend const& on) {
-                mdkv::allocate(on, loss.in(), in.costs(), bytes.in(), {}, rung.out(), report.out());
+            mdkv::ranks const all = transport.with(first, heads);
+            run_on_device_now([&](mdkv::gpu::backend const& on) {
+                mdkv::allocate(on, loss.in(), in.costs(), bytes.in(), {.ranks = &all}, rung.out(), report.out());
             });
             if (rung.elements() != part_of(one.rung, first * tokens, count * tokens)) { throw mdkv::error{"rungs"}; }
             if (!same(report.elements().front(), one.one())) { throw mdkv::error{"report"}; }

@@ -70,22 +70,24 @@ leg() {
 
 # package_tests ENVIRONMENT FILE...: the tests of the Python package that $build/python/packages holds, all without FILE
 package_tests() {
-    local name=$1 folder=$build/python tests=("${@:2}")
+    local name=$1 results_file=$build/python-${#results[@]}-$1.xml tests=("${@:2}")
     ((${#tests[@]} > 0)) || tests=("$mdkv_root/examples/python/tests")
-    if ! PYTHONPATH=$folder/packages "$mdkv_cache/python-$name/bin/python" -m pytest -q -p no:cacheprovider \
-        --junitxml "$folder/$name.xml" "${tests[@]}" >"$folder.$name.log" 2>&1; then
-        tail -n 200 "$folder.$name.log"
+    rm -f "$results_file"
+    if ! PYTHONPATH=$build/python/packages "$mdkv_cache/python-$name/bin/python" -m pytest -q -p no:cacheprovider \
+        --junitxml "$results_file" "${tests[@]}" >"$build/python.$name.log" 2>&1; then
+        tail -n 200 "$build/python.$name.log"
     fi
-    if [[ -f $folder/$name.xml ]]; then
-        results+=("python-$name=$folder/$name.xml")
+    if [[ -f $results_file ]]; then
+        results+=("python-$name=$results_file")
     else
         note FAILED "python-$name: no test ran"
     fi
 }
 
-# build_package: the Python package as pip builds it, in $build/python/packages
+# build_package: the Python package as pip builds it, in $build/python/packages, once in a run
 build_package() {
     local log=$build/python.log
+    [[ -z ${package_built:-} ]] || return 0
     say "the package for Python (log: $log)"
     if ! (setup_python_peers); then
         note SKIPPED "python: PyPI is out of reach"
@@ -94,6 +96,7 @@ build_package() {
     rm -rf "$build/python"
     local -x CXX=$mdkv_cxx CMAKE_BUILD_PARALLEL_LEVEL=$jobs
     install_package packages >"$log" 2>&1 || { tail -n 40 "$log"; note FAILED "python: the build"; return 1; }
+    package_built=yes
 }
 
 # install_package FOLDER OPTION...: the package into $build/python/FOLDER

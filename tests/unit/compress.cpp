@@ -20,7 +20,6 @@
 #include "support/oracle.hpp"
 #include "support/packed.hpp"
 #include "support/random.hpp"
-#include "support/ranks.hpp"
 
 #include <doctest/doctest.h>
 
@@ -648,64 +647,6 @@ TEST_CASE("keys and values of exact low rank are kept with next to no loss at a 
     CAPTURE(report.chosen.loss);
     CHECK(report.chosen.loss <= 1e-3 * dropping_all);
     CHECK(report.chosen.tokens[0] == 0);
-}
-
-TEST_CASE("ranks make the caches of one rank, bit for bit; a NaN is an error on all")
-{
-    layer<half> const x{layer_sizes{.heads = 5, .tokens = 400, .window = 8, .salt = 77}};
-    whole_prompt<half> all{x};
-    struct made
-    {
-        std::vector<std::byte> arena;
-        compress_report report;
-    };
-    auto const on_rank = [&](support::thread_rank const& transport, index_t first, index_t heads, budget limit) {
-        ranks const team{transport, {.first_head = first, .heads = 5, .first_layer = 1, .layers = 3}};
-        cpu::cache<half> cache;
-        made result;
-        prompt_rows<host, half> const part{slice<0>(all.queries.in(), 2 * first, 2 * heads),
-            slice<0>(all.keys.in(), first, heads), slice<0>(all.values.in(), first, heads)};
-        support::run([&](host on) {
-            on.ranks      = &team;
-            result.report = compress(on, part, preset_of(x, paper_ratios, {}), limit, cache);
-        });
-        result.arena = contents_of(cache).arena;
-        return result;
-    };
-    std::vector<std::vector<index_t>> const splits{{0, 5}, {0, 2, 5}, {0, 1, 1, 5}, {0, 1, 2, 3, 4, 5}};
-    for (std::vector<index_t> const& cuts : splits)
-    {
-        for (budget const limit : {budget::fraction(1, 4), budget::fraction(1, 1)})
-        {
-            support::rank_team team{static_cast<int>(cuts.size()) - 1};
-            std::vector<made> parts(cuts.size() - 1);
-            auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
-                auto const r = static_cast<std::size_t>(transport.number);
-                parts[r]     = on_rank(transport, cuts[r], cuts[r + 1] - cuts[r], limit);
-            });
-            for (std::string const& error : errors) { CHECK(error == ""); }
-            cpu::cache<half> cache;
-            compress_report const one = compressed(x, paper_ratios, {.limit = limit}, cache);
-            std::vector<std::byte> arena;
-            for (made const& part : parts)
-            {
-                arena.insert(arena.end(), part.arena.begin(), part.arena.end());
-                CHECK(part.report.status == one.status);
-                CHECK(part.report.budget_bytes == one.budget_bytes);
-                CHECK(part.report.chosen.tokens == one.chosen.tokens);
-                CHECK(part.report.chosen.loss == one.chosen.loss);
-            }
-            CHECK(arena == contents_of(cache).arena);
-        }
-    }
-    all.keys.set(half{0x7e00}, 4, 30, 2);
-    support::rank_team team{2};
-    auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
-        static_cast<void>(
-            on_rank(transport, transport.number == 0 ? 0 : 3, transport.number == 0 ? 3 : 2, budget::fraction(1, 4)));
-    });
-    CHECK(errors[0] == "prompt::allocate: rank 1 refuses its arguments");
-    CHECK(errors[1].find("head 1, row 30") != std::string::npos);
 }
 
 TEST_CASE("the scratch of compress grows by bytes per token, not by query rows per token")

@@ -216,14 +216,12 @@ std::vector<stage> const table{
         {rows("keys", "H,N,D"), rows("values", "H,N,Dv"), rows("window_keys", "H,W,D"), rows("window_values", "H,W,Dv"),
             in_of<float>("key_basis", "H,D,D"), in_of<float>("value_basis", "H,Dv,Dv"),
             in_of<std::uint8_t>("rung", "H,N", below_five), in_of<float>("channels", "H,3,D", all<1>),
-            out_of<index_t>("needed", "1"), in_of<float>("stand_in_keys", "H,M,D"),
-            in_of<float>("stand_in_values", "H,M,Dv"), part("cache.arena", true),
-            part("cache.heads", true, alignof(head_entry))},
+            in_of<float>("stand_in_keys", "H,M,D"), in_of<float>("stand_in_values", "H,M,Dv"),
+            part("cache.arena", true), part("cache.heads", true, alignof(head_entry))},
         [](host const& on, arguments const& x) {
             pack(on, x.rows("keys"), x.rows("values"), x.rows("window_keys"), x.rows("window_values"),
                 x.in<float, 3>("key_basis"), x.in<float, 3>("value_basis"), x.in<std::uint8_t, 2>("rung"), x.view(),
-                x.in<float, 3>("channels"), x.out<index_t, 1>("needed"), x.in<float, 3>("stand_in_keys"),
-                x.in<float, 3>("stand_in_values"));
+                x.in<float, 3>("channels"), x.in<float, 3>("stand_in_keys"), x.in<float, 3>("stand_in_values"));
         },
         unpacked},
     {"append", "D,Dv",
@@ -261,13 +259,6 @@ std::vector<stage> const table{
             out_of<half>("to", "H,N,D")},
         [](host const& on, arguments const& x) {
             gather_pages(on, x.in<half, 4>("pages"), x.in<std::int32_t, 1>("table"), x.out<half, 3>("to"));
-        }},
-    {"list_slots", "",
-        {in_of<std::uint8_t>("rung", "H,N", below_five), out_of<std::int32_t>("positions", "H,N"),
-            out_of<index_t>("first", "H,R+1=6")},
-        [](host const& on, arguments const& x) {
-            list_slots(
-                on, x.in<std::uint8_t, 2>("rung"), x.out<std::int32_t, 2>("positions"), x.out<index_t, 2>("first"));
         }},
     {"unpack", "D,Dv,slots",
         {part("cache.arena"), part("cache.tail"), out_of<half>("keys", "H,S=slots,D"),

@@ -66,15 +66,16 @@ using store = std::vector<std::byte>;
 /// Queries, keys and values of all tokens of all layers, and the log-sum-exps of the last queries.
 struct text
 {
-    static constexpr index_t heads = 2, group = 2, dim = 32, value_dim = 48, last = 70;
+    static constexpr index_t group = 2, dim = 32, value_dim = 48, last = 70;
 
-    index_t layers, tokens;
+    index_t layers, tokens, heads;
     std::vector<support::layer<half>> all;
     std::vector<tensor<float, 2>> lse; // [H*G, Q]
 
-    text(index_t layers_, index_t tokens_)
+    text(index_t layers_, index_t tokens_, index_t heads_ = 2)
         : layers{layers_}
         , tokens{tokens_}
+        , heads{heads_}
     {
         for (index_t l = 0; l < layers; ++l)
         {
@@ -211,82 +212,55 @@ std::vector<contents> by_prompt(
     return contents_of(caches);
 }
 
-/// Heads first_head, ... of some layers, on one rank.
-struct rank_part
+/// Rows of a rank's heads.
+rows cut(rows r, index_t first, index_t heads)
 {
-    index_t first_head, heads, first_layer, layers;
+    r.queries = slice<0>(r.queries, first * text::group, heads * text::group);
+    r.keys    = slice<0>(r.keys, first, heads);
+    r.values  = slice<0>(r.values, first, heads);
+    if (r.lse) { r.lse = slice<0>(*r.lse, first * text::group, heads * text::group); }
+    return r;
+}
 
-    [[nodiscard]] bool has(index_t l) const { return l >= first_layer && l < first_layer + layers; }
-};
-
-/// The arena of each layer over ranks, with the heads in the order of one rank.
-std::vector<store> over_ranks(text const& x, preset const& chosen, budget limit, std::vector<rank_part> const& parts)
+/// The arena of each layer over ranks, of which each has the heads from one cut to the next, in the order of one rank.
+std::vector<store> over_ranks(text const& x, preset const& chosen, budget limit, std::vector<index_t> const& cuts)
 {
-    support::rank_team team{static_cast<int>(parts.size())};
-    std::vector<std::unique_ptr<support::rank_team>> of_layer; // ranks that have heads of it, or none but its place
-    for (index_t l = 0; l < x.layers; ++l)
-    {
-        of_layer.push_back(std::make_unique<support::rank_team>(
-            static_cast<int>(std::count_if(parts.begin(), parts.end(), [&](rank_part const& p) { return p.has(l); }))));
-    }
-    std::vector<std::vector<store>> made(parts.size());
-    auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
-        rank_part const own = parts[static_cast<std::size_t>(transport.number)];
-        ranks const all{transport, {own.first_head, text::heads, own.first_layer, x.layers}};
-        auto const cut = [&](rows r) {
-            r.queries = slice<0>(r.queries, own.first_head * text::group, own.heads * text::group);
-            r.keys    = slice<0>(r.keys, own.first_head, own.heads);
-            r.values  = slice<0>(r.values, own.first_head, own.heads);
-            if (r.lse) { r.lse = slice<0>(*r.lse, own.first_head * text::group, own.heads * text::group); }
-            return r;
-        };
-        auto shape   = x.shape();
-        shape.layers = own.layers;
-        shape.heads  = own.heads;
-        std::vector<cpu::cache<half>> caches(static_cast<std::size_t>(own.layers));
-        support::run([&](host on) {
-            on.ranks = &all;
+    support::rank_team team{static_cast<int>(cuts.size()) - 1};
+    std::vector<std::vector<contents>> made(cuts.size() - 1);
+    auto const errors = support::on_ranks(team, [&](support::thread_rank const& rank) {
+        auto const r        = static_cast<std::size_t>(rank.number);
+        index_t const first = cuts[r];
+        ranks const all     = rank.with(first, x.shape().heads);
+        auto shape          = x.shape();
+        shape.heads         = cuts[r + 1] - first;
+        shape.ranks         = &all;
+        auto caches         = room_for(x);
+        support::run([&](host const& on) {
             prompt<host, half> p{on, chosen, shape};
-            for (index_t l = 0; l < own.layers; ++l)
+            for (index_t l = 0; l < x.layers; ++l)
             {
-                for (index_t first = 0; first < x.tokens; first += feeding{}.part) // as by_prompt does
+                for (index_t at = 0; at < x.tokens; at += feeding{}.part) // as by_prompt does
                 {
-                    index_t const n = std::min(feeding{}.part, x.tokens - first);
-                    p.read_chunk(on, l, first, cut(x.part(own.first_layer + l, first, n)));
+                    index_t const n = std::min(feeding{}.part, x.tokens - at);
+                    p.read_chunk(on, l, at, cut(x.part(l, at, n), first, shape.heads));
                 }
-                index_t const layer = own.first_layer + l;
-                auto const here     = parts.begin() + transport.number;
-                support::thread_rank const part{*of_layer[static_cast<std::size_t>(layer)],
-                    static_cast<int>(
-                        std::count_if(parts.begin(), here, [&](rank_part const& r) { return r.has(layer); }))};
-                ranks const some{part, {own.first_head, text::heads}};
-                on.ranks = &some;
-                p.finish_layer(on, l, cut(x.whole(layer)));
-                on.ranks = &all;
+                p.finish_layer(on, l, cut(x.whole(l), first, shape.heads));
             }
             p.allocate(on, limit);
-            for (index_t l = 0; l < own.layers; ++l)
+            for (index_t l = 0; l < x.layers; ++l)
             {
-                p.pack(on, l, cut(x.whole(own.first_layer + l)), caches[static_cast<std::size_t>(l)]);
+                p.pack(on, l, cut(x.whole(l), first, shape.heads), caches[static_cast<std::size_t>(l)]);
             }
         });
-        for (contents const& one : contents_of(caches))
-        {
-            made[static_cast<std::size_t>(transport.number)].push_back(one.arena);
-        }
+        made[r] = contents_of(caches);
     });
     for (std::string const& error : errors) { CHECK(error == ""); }
     std::vector<store> all(static_cast<std::size_t>(x.layers));
-    for (index_t h = 0; h < text::heads; ++h)
+    for (auto const& of_rank : made)
     {
-        for (std::size_t r = 0; r < parts.size(); ++r)
+        for (std::size_t l = 0; l < of_rank.size(); ++l)
         {
-            if (parts[r].first_head != h) { continue; }
-            for (std::size_t l = 0; l < made[r].size(); ++l)
-            {
-                store& to = all[static_cast<std::size_t>(parts[r].first_layer) + l];
-                to.insert(to.end(), made[r][l].begin(), made[r][l].end());
-            }
+            all[l].insert(all[l].end(), of_rank[l].arena.begin(), of_rank[l].arena.end());
         }
     }
     return all;
@@ -301,8 +275,8 @@ tensor<half, 3> refitted(text const& x, index_t l, preset const& p, in_view<std:
     index_t const each     = part.each(text::group);
     index_t const end      = (x.tokens - part.span) / part.apart;
     index_t const begin    = std::max<index_t>(end - part.blocks, 0);
-    tensor<half, 3> values{{text::heads, rungs.extent(1), text::value_dim}};
-    for (index_t h = 0; h < text::heads; ++h)
+    tensor<half, 3> values{{x.heads, rungs.extent(1), text::value_dim}};
+    for (index_t h = 0; h < x.heads; ++h)
     {
         for (index_t i = 0; i < rungs.extent(1); ++i)
         {
@@ -310,7 +284,7 @@ tensor<half, 3> refitted(text const& x, index_t l, preset const& p, in_view<std:
         }
     }
     if (x.count() < part.span || begin >= end) { return values; }
-    tensor<half, 3> queries{{text::heads * text::group, (end - begin + 1) * each, text::dim}};
+    tensor<half, 3> queries{{x.heads * text::group, (end - begin + 1) * each, text::dim}};
     auto const& own = x.all[static_cast<std::size_t>(l)].queries;
     for (index_t b = begin; b <= end; ++b)
     {
@@ -331,7 +305,7 @@ tensor<half, 3> refitted(text const& x, index_t l, preset const& p, in_view<std:
 /// The stages one after another, as docs/method.md describes them.
 std::vector<contents> by_hand(text const& x, preset const& p, budget limit, index_t part = 128)
 {
-    index_t const L = x.layers, H = text::heads, D = text::dim, Dv = text::value_dim;
+    index_t const L = x.layers, H = x.heads, D = text::dim, Dv = text::value_dim;
     auto const R         = static_cast<index_t>(p.ratios.size());
     index_t const window = std::min(p.window, x.tokens);
     index_t const N      = x.tokens - window;
@@ -498,9 +472,9 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
         });
         auto const pack_with = [&](in_view<half, 3, host> const& stored) {
             support::run([&](host const& on) {
-                pack(on, keys, stored, slice<1>(all.keys, n, rest), slice<1>(all.values, n, rest),
-                    key_bases[i].in(), value_bases[i].in(), chosen, caches.back().view(),
-                    N == 0 ? in_view<float, 3, host>{} : channels[i].in(), {}, made_keys.in(), made_values.in());
+                pack(on, keys, stored, slice<1>(all.keys, n, rest), slice<1>(all.values, n, rest), key_bases[i].in(),
+                    value_bases[i].in(), chosen, caches.back().view(),
+                    N == 0 ? in_view<float, 3, host>{} : channels[i].in(), made_keys.in(), made_values.in());
             });
         };
         pack_with(values);
@@ -572,13 +546,11 @@ TEST_CASE("a prompt is its stages one after another, bit for bit, whatever its l
     }
 }
 
-TEST_CASE(
-    "one budget over ranks with some of the heads, of the layers or of both makes the caches of one rank, bit for bit")
+TEST_CASE("one budget over 1, 2, 3 and 5 ranks, of which some have no heads, makes the caches of one rank, bit for bit")
 {
-    text const x{3, 250};
-    std::vector<std::vector<rank_part>> const splits{{{0, 1, 0, 3}, {1, 1, 0, 3}}, {{0, 0, 0, 3}, {0, 2, 0, 3}},
-        {{0, 2, 0, 1}, {0, 2, 1, 1}, {0, 2, 2, 1}}, {{0, 1, 0, 2}, {1, 1, 0, 2}, {0, 2, 2, 1}},
-        {{0, 1, 0, 2}, {1, 1, 0, 1}, {1, 1, 1, 1}, {0, 1, 2, 1}, {1, 1, 2, 1}}};
+    text const x{3, 250, 5};
+    std::vector<std::vector<index_t>> const splits{
+        {0, 5}, {0, 2, 5}, {0, 1, 1, 5}, {0, 1, 2, 3, 4, 5}, {0, 0, 4, 5, 5, 5}};
     preset projected = presets::paper;
     projected.shared = presets::best.shared;
     for (preset const& p : {presets::best, with_refit(presets::best), presets::any_question, projected,
@@ -588,92 +560,139 @@ TEST_CASE(
         {
             std::vector<store> one;
             for (contents const& of_layer : by_prompt(x, p, limit)) { one.push_back(of_layer.arena); }
-            for (auto const& split : splits)
+            for (auto const& cuts : splits)
             {
                 CAPTURE(p.name);
-                CAPTURE(split.size());
-                CHECK(over_ranks(x, p, limit, split) == one);
+                CAPTURE(cuts.size());
+                CHECK(over_ranks(x, p, limit, cuts) == one);
             }
         }
     }
 }
 
-TEST_CASE("a prompt over ranks of which one differs is refused on every rank by the first number that does")
+TEST_CASE("a rank whose heads another one has, too, and that gives zeros to the sums, chooses the same rungs")
+{
+    text const x{2, 250};
+    for (preset const& p : {presets::best, presets::any_question})
+    {
+        support::rank_team team{2};
+        std::vector<std::vector<contents>> made(2);
+        auto const errors = support::on_ranks(team, [&](support::thread_rank const& rank) {
+            ranks all = rank.with(0, x.heads);
+            if (rank.number == 1)
+            {
+                all.sum = [](void* state, std::int64_t* numbers, index_t n) {
+                    std::fill_n(numbers, n, 0);
+                    auto const& replica = *static_cast<support::thread_rank const*>(state);
+                    replica.all.sum(replica.number, numbers, n);
+                };
+            }
+            auto shape  = x.shape();
+            shape.ranks = &all;
+            auto caches = room_for(x);
+            support::run([&](host const& on) {
+                prompt<host, half> one{on, p, shape};
+                feed(one, on, x, p, budget::fraction(1, 4), caches);
+            });
+            made[static_cast<std::size_t>(rank.number)] = contents_of(caches);
+        });
+        for (std::string const& error : errors) { CHECK(error == ""); }
+        auto const one = by_prompt(x, p, budget::fraction(1, 4));
+        for (auto const& caches : made) { CHECK(caches == one); }
+    }
+}
+
+TEST_CASE("ranks fold within the bytes that their heads got, and within their part of the budget if everything fits")
+{
+    text const x{1, 250, 5};
+    for (preset const& p : {presets::best, presets::by_window})
+    {
+        for (budget const limit : {budget::fraction(1, 4), budget::fraction(2, 1)})
+        {
+            support::rank_team team{2};
+            std::vector<cpu::cache<half>> made(2);
+            auto const errors = support::on_ranks(team, [&](support::thread_rank const& rank) {
+                index_t const first = 2 * rank.number;
+                ranks const all     = rank.with(first, 5);
+                auto shape          = x.shape();
+                shape.heads         = rank.number == 0 ? 2 : 3;
+                shape.ranks         = &all;
+                workspace scratch{cpu::host_memory{}};
+                host const on{&scratch};
+                prompt<host, half> one{on, p, shape};
+                one.read_chunk(on, 0, 0, cut(x.part(0, 0, x.tokens), first, shape.heads));
+                one.finish_layer(on, 0, cut(x.whole(0), first, shape.heads));
+                one.allocate(on, limit);
+                one.pack(on, 0, cut(x.whole(0), first, shape.heads), made[static_cast<std::size_t>(rank.number)]);
+            });
+            for (std::string const& error : errors) { CHECK(error == ""); }
+            index_t const all = limit.in_bytes({5, text::group, x.tokens, 0, {text::dim, text::value_dim}, 2});
+            bool const fits   = all > 250 * 5 * (text::dim + text::value_dim) * 2;
+            CHECK(made[0].fold_limit == (fits ? all / 5 * 2 : made[0].arena_bytes()));
+            CHECK(made[1].fold_limit == (fits ? all / 5 * 3 : made[1].arena_bytes()));
+        }
+    }
+}
+
+TEST_CASE("a prompt over ranks of which one differs, or refuses its arguments, is refused on every rank")
 {
     struct call
     {
         preset p;
         prompt_shape<host> shape;
-        budget limit = budget::fraction(1, 4);
-        rank_heads place;
+        ranks place;
+        budget limit  = budget::fraction(1, 4);
+        bool finishes = true;
+        half first_key{};
     };
     struct difference
     {
-        char const* name; // with the value of presets::best, or of the shape
+        char const* name;
         void (*change)(call&);
         std::optional<bool> replayed{}; // only of presets that replay, or do not
     };
     static std::array<double, 16> const frequencies{1, 0.5, 0.25};
-    // In the order in which they are named, causes first.
-    std::vector<difference> const all{
-        {"number of all heads of rank 1 is not that of rank 0, 2", [](call& x) { x.place.heads = 3; }},
-        {"number of all layers of rank 1 is not that of rank 0, 1", [](call& x) { x.place.layers = 2; }},
-        {"number of tokens of rank 1 is not that of rank 0, 100", [](call& x) { x.shape.tokens = 110; }},
-        {"dimension D of keys of rank 1 is not that of rank 0, 32", [](call& x) { x.shape.dims.keys = 16; }},
-        {"dimension Dv of values of rank 1 is not that of rank 0, 48", [](call& x) { x.shape.dims.values = 32; }},
-        {"preset.replayed of rank 1 is not that of rank 0;",
-            [](call& x) { x.p.replayed = x.p.replayed ? std::nullopt : presets::best.replayed; }},
-        {"preset.shared of rank 1 is not that of rank 0;",
-            [](call& x) { x.p.shared = x.p.shared ? std::nullopt : presets::best.shared; }},
-        {"preset.window of rank 1 is not that of rank 0, ", [](call& x) { x.p.window += 8; }},
-        {"preset.ratios: number R of rungs of rank 1 is not that of rank 0, 4",
+    std::vector<difference> const all{{"heads of all ranks", [](call& x) { x.place.heads = 3; }},
+        {"tokens", [](call& x) { x.shape.tokens = 110; }}, {"D", [](call& x) { x.shape.dims.keys = 16; }},
+        {"Dv", [](call& x) { x.shape.dims.values = 32; }},
+        {"replayed", [](call& x) { x.p.replayed = x.p.replayed ? std::nullopt : presets::best.replayed; }},
+        {"shared", [](call& x) { x.p.shared = x.p.shared ? std::nullopt : presets::best.shared; }},
+        {"window", [](call& x) { x.p.window += 8; }},
+        {"number of rungs",
             [](call& x) {
                 x.p.ratios = ratio_set{drop, full_int4, full};
             }},
-        {"preset.ratios of rank 1 is not that of rank 0;",
+        {"rungs",
             [](call& x) {
-                if (x.p.ratios.size() == 4) { x.p.ratios = ratio_set{drop, full_int4, rung{1, 2}, full}; }
+                x.p.ratios = ratio_set{drop, full_int4, rung{1, 2}, full};
             },
             false},
-        {"preset.pooling.width of rank 1 is not that of rank 0, ", [](call& x) { x.p.pooling.width += 2; }},
-        {"preset.pooling.kind of rank 1 is not that of rank 0;", [](call& x) { x.p.pooling.kind = pooling::mean; }},
-        {"preset.charge of rank 1 is not that of rank 0;", [](call& x) { x.p.charge = projection_charge::always; }},
-        {"preset.queries of rank 1 is not that of rank 0, 64", [](call& x) { x.p.queries = 63; }},
-        {"preset.question of rank 1 is not that of rank 0, 32", [](call& x) { x.p.question = 31; }},
-        {"preset.early_weight of rank 1 is not that of rank 0, 0.2", [](call& x) { x.p.early_weight = 0.3F; }},
-        {"preset.uniform of rank 1 is not that of rank 0, 0", [](call& x) { x.p.uniform += 1; }},
-        {"preset.stand_ins of rank 1 is not that of rank 0, ", [](call& x) { x.p.stand_ins += 1; }},
-        {"preset.stand_in_part of rank 1 is not that of rank 0, ", [](call& x) { x.p.stand_in_part += 1; }},
-        {"preset.coded_stand_ins of rank 1 is not that of rank 0;",
-            [](call& x) { x.p.coded_stand_ins = !x.p.coded_stand_ins; }},
-        {"preset.window_part of rank 1 is not that of rank 0, ", [](call& x) { x.p.window_part += 1; }},
-        {"preset.scale of rank 1 is not that of rank 0, 0", [](call& x) { x.p.scale = 0.5F; }},
-        {"preset.replayed.norm of rank 1 is not that of rank 0;", [](call& x) { x.p.replayed->norm = row_norm::sum; },
+        {"pooling.width", [](call& x) { x.p.pooling.width += 2; }},
+        {"pooling.kind", [](call& x) { x.p.pooling.kind = pooling::mean; }},
+        {"charge", [](call& x) { x.p.charge = projection_charge::always; }},
+        {"queries", [](call& x) { x.p.queries = 63; }}, {"question", [](call& x) { x.p.question = 31; }},
+        {"early_weight", [](call& x) { x.p.early_weight = 0.3F; }}, {"uniform", [](call& x) { x.p.uniform += 1; }},
+        {"stand_ins", [](call& x) { x.p.stand_ins += 1; }}, {"stand_in_part", [](call& x) { x.p.stand_in_part += 1; }},
+        {"coded_stand_ins", [](call& x) { x.p.coded_stand_ins = !x.p.coded_stand_ins; }},
+        {"window_part", [](call& x) { x.p.window_part += 1; }}, {"scale", [](call& x) { x.p.scale = 0.5F; }},
+        {"norm", [](call& x) { x.p.replayed->norm = row_norm::sum; }, true},
+        {"chunk", [](call& x) { x.p.replayed->chunk = 128; }, true},
+        {"sinks", [](call& x) { x.p.replayed->sinks = 3; }, true},
+        {"ahead", [](call& x) { x.p.replayed->ahead += 1; }, true},
+        {"own", [](call& x) { x.p.replayed->own = !x.p.replayed->own; }, true},
+        {"join", [](call& x) { x.p.replayed->join += 1; }, true},
+        {"last", [](call& x) { x.p.replayed->last = row_norm{1}; }, true},
+        {"refitted", [](call& x) { x.p.refitted = refit_part{.rows = refit_part{}.rows + 1}; }, true},
+        {"depth", [](call& x) { x.p.shared->depth = 2; }, true},
+        {"leverage_power", [](call& x) { x.p.shared->leverage_power += 0.5F; }, true},
+        {"base", [](call& x) { x.shape.encoding.base = 1e6; }, true},
+        {"rotating", [](call& x) { x.shape.encoding.rotating = 8; }, true},
+        {"pairs", [](call& x) { x.shape.encoding.pairs = rotary_pairs::neighbours; }, true},
+        {"frequencies",
+            [](call& x) { x.shape.encoding.frequencies = in(host{}, frequencies.data(), x.shape.dims.keys / 2); },
             true},
-        {"preset.replayed.chunk of rank 1 is not that of rank 0, 256", [](call& x) { x.p.replayed->chunk = 128; },
-            true},
-        {"preset.replayed.sinks of rank 1 is not that of rank 0, 4", [](call& x) { x.p.replayed->sinks = 3; }, true},
-        {"preset.replayed.ahead of rank 1 is not that of rank 0, ", [](call& x) { x.p.replayed->ahead += 1; }, true},
-        {"preset.replayed.own of rank 1 is not that of rank 0;",
-            [](call& x) { x.p.replayed->own = !x.p.replayed->own; }, true},
-        {"preset.replayed.join of rank 1 is not that of rank 0, ", [](call& x) { x.p.replayed->join += 1; }, true},
-        {"preset.replayed.last of rank 1 is not that of rank", [](call& x) { x.p.replayed->last = row_norm{1}; }, true},
-        {"preset.refitted of rank 1 is not that of rank 0;",
-            [](call& x) { x.p.refitted = refit_part{.rows = refit_part{}.rows + 1}; }, true},
-        {"preset.shared.depth of rank 1 is not that of rank 0, 1", [](call& x) { x.p.shared->depth = 2; }, true},
-        {"preset.shared.leverage_power of rank 1 is not that of rank 0, ",
-            [](call& x) { x.p.shared->leverage_power += 0.5F; }, true},
-        {"encoding.base of rank 1 is not that of rank 0, 10000", [](call& x) { x.shape.encoding.base = 1e6; }, true},
-        {"encoding.rotating of rank 1 is not that of rank 0, 0", [](call& x) { x.shape.encoding.rotating = 8; }, true},
-        {"encoding.pairs of rank 1 is not that of rank 0;",
-            [](call& x) { x.shape.encoding.pairs = rotary_pairs::neighbours; }, true},
-        {"encoding.frequencies of rank 1 is not that of rank 0;",
-            [](call& x) {
-                auto const n                 = x.shape.dims.keys / 2;
-                x.shape.encoding.frequencies = in(host{}, frequencies.data(), x.shape.encoding.rotating > 0 ? 4 : n);
-            },
-            true},
-        {"limit in bytes of rank 1 is not that of rank 0, ", [](call& x) { x.limit = budget::fraction(1, 3); }}};
+        {"limit", [](call& x) { x.limit = budget::fraction(1, 3); }},
+        {"preset", [](call& x) { x.p = x.p.replayed ? presets::by_window : presets::best; }}};
 
     std::map<index_t, text> const texts = [] {
         std::map<index_t, text> made;
@@ -682,89 +701,60 @@ TEST_CASE("a prompt over ranks of which one differs is refused on every rank by 
     }();
     auto const errors_with = [&](preset const& p, auto const& change) {
         support::rank_team team{2};
-        return support::on_ranks(team, [&](support::thread_rank const& transport) {
-            call mine{p, texts.at(100).shape(), budget::fraction(1, 4), {transport.number, 2}};
+        return support::on_ranks(team, [&](support::thread_rank const& rank) {
+            call mine{p, texts.at(100).shape(), rank.with(rank.number, 2)};
             mine.shape.heads = 1;
-            if (transport.number == 1) { change(mine); }
-            text const& x = texts.at(mine.shape.tokens);
-            ranks const all_ranks{transport, mine.place};
+            if (rank.number == 1) { change(mine); }
+            mine.shape.ranks = &mine.place;
+            text const& x    = texts.at(mine.shape.tokens);
             support::scratch_memory memory{1 << 22};
             workspace scratch{memory.span()};
-            host const on{&scratch, {}, &all_ranks};
-            auto const cut = [&](rows const& r) {
+            host const on{&scratch};
+            tensor<half, 3> keys{{1, x.tokens, mine.shape.dims.keys}};
+            support::run([&](host const& with) {
+                run(with, detail::copy_rows<host, half>{
+                              slice<2>(cut(x.whole(0), rank.number, 1).keys, 0, mine.shape.dims.keys), keys.out()});
+            });
+            if (widen(mine.first_key) != 0) { keys.set(mine.first_key, 0, 0, 0); }
+            auto const part = [&](rows const& r) {
+                rows const heads   = cut(r, rank.number, 1);
                 auto const [D, Dv] = mine.shape.dims;
-                return rows{slice<2>(slice<0>(r.queries, 2 * transport.number, 2), 0, D),
-                    slice<2>(slice<0>(r.keys, transport.number, 1), 0, D),
-                    slice<2>(slice<0>(r.values, transport.number, 1), 0, Dv)};
+                return rows{slice<2>(heads.queries, 0, D), keys.in(), slice<2>(heads.values, 0, Dv)};
             };
             prompt<host, half> one{on, mine.p, mine.shape};
-            one.read_chunk(on, 0, 0, cut(x.part(0, 0, x.tokens)));
-            one.finish_layer(on, 0, cut(x.whole(0)));
+            one.read_chunk(on, 0, 0, part(x.part(0, 0, x.tokens)));
+            if (mine.finishes) { one.finish_layer(on, 0, part(x.whole(0))); }
             one.allocate(on, mine.limit);
         });
     };
-    support::source random{"ranks of a prompt that differ"};
     for (preset const& p : {presets::best, presets::any_question, presets::by_window})
     {
         CAPTURE(p.name);
         for (std::string const& error : errors_with(p, [](call&) {})) { CHECK(error == ""); }
-        for (std::size_t first = 0; first < all.size(); ++first)
+        for (difference const& one : all)
         {
-            auto const served = [&](difference const& x) {
-                return x.replayed.value_or(p.replayed.has_value()) == p.replayed.has_value();
-            };
-            if (!served(all[first])) { continue; }
-            CAPTURE(all[first].name);
-            for (std::string const& error : errors_with(p, all[first].change))
+            if (one.replayed.value_or(p.replayed.has_value()) != p.replayed.has_value()) { continue; }
+            CAPTURE(one.name);
+            for (std::string const& error : errors_with(p, one.change))
             {
-                support::says(error, all[first].name);
-            }
-            // A second difference behind the first one is not named.
-            difference const& other =
-                all[first + static_cast<std::size_t>(random.below(std::ssize(all) - static_cast<index_t>(first)))];
-            // The parts of a preset are still there, and no change is made and taken back.
-            if (first < 7 || !served(other) || &other == &all[first]) { continue; }
-            CAPTURE(other.name);
-            for (std::string const& error : errors_with(p, [&](call& x) {
-                     all[first].change(x);
-                     other.change(x);
-                 }))
-            {
-                support::says(error, all[first].name);
+                support::says(
+                    error, ": ranks differ in the call, the preset, sizes, element types, the encoding or the limit");
             }
         }
+        for (std::string const& error : errors_with(p, [](call& x) { x.place.first_head = 0; }))
+        {
+            support::says(error, ": not every one of 2 heads is on one rank");
+        }
     }
-    // Ranks in different calls, because one preset joins losses and another does not, name the cause.
-    auto const errors = errors_with(presets::best, [](call& x) { x.p = presets::any_question; });
-    CHECK(
-        errors[0]
-        == "prompt::finish_layer: preset.window of rank 1 is not that of rank 0, 8; it must be the same on all ranks");
-    CHECK(errors[1]
-          == "prompt::allocate: preset.window of rank 1 is not that of rank 0, 8; it must be the same on all ranks");
-}
-
-TEST_CASE("a prompt over ranks is refused on every rank if a layer of one rank is not finished")
-{
-    text const x{1, 100};
-    support::rank_team team{2};
-    auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
-        ranks const all{transport, {transport.number, 2}};
-        support::scratch_memory memory{1 << 22};
-        workspace scratch{memory.span()};
-        host const on{&scratch, {}, &all};
-        auto const cut = [&](rows const& r) {
-            return rows{slice<0>(r.queries, 2 * transport.number, 2), slice<0>(r.keys, transport.number, 1),
-                slice<0>(r.values, transport.number, 1)};
-        };
-        auto shape  = x.shape();
-        shape.heads = 1;
-        prompt<host, half> one{on, presets::by_window, shape};
-        one.read_chunk(on, 0, 0, cut(x.part(0, 0, x.tokens)));
-        if (transport.number == 0) { one.finish_layer(on, 0, cut(x.whole(0))); }
-        one.allocate(on, budget::fraction(1, 2));
-    });
-    CHECK(errors[0] == "prompt::allocate: rank 1 refuses its arguments");
+    auto errors = errors_with(presets::by_window, [](call& x) { x.finishes = false; });
+    CHECK(errors[0] == "prompt::allocate: another rank refuses its arguments");
     CHECK(errors[1] == "prompt::allocate: layer 0 is not finished");
+    errors = errors_with(presets::best, [](call& x) { x.first_key = half{0x7e00}; });
+    CHECK(errors[0] == "prompt::finish_layer: another rank refuses its arguments");
+    support::says(errors[1], "keys");
+    errors = errors_with(presets::best, [](call& x) { x.limit = budget::bytes(1); });
+    CHECK(errors[0] == "prompt::allocate: another rank refuses its arguments");
+    support::says(errors[1], "cannot hold the window");
 }
 
 TEST_CASE("with a budget for each layer a prompt is compress of each layer, bit for bit")
@@ -861,7 +851,7 @@ TEST_CASE("a cache remembers its limit: the layer's budget, or the bytes that a 
         }
         return limits;
     };
-    index_t const token = text::heads * (text::dim + text::value_dim) * index_t{sizeof(half)};
+    index_t const token = x.heads * (text::dim + text::value_dim) * index_t{sizeof(half)};
     CHECK(folded(presets::by_window, budget::kv_size(90)) == std::vector<index_t>(3, 90 * token));
     CHECK(folded(presets::by_window, budget::kv_size(400)) == std::vector<index_t>(3, 400 * token));
     CHECK(folded(presets::best, budget::kv_size(400)) == std::vector<index_t>(3, 400 * token));
@@ -894,7 +884,7 @@ TEST_CASE("arenas never take more than the budget, nor folds of them, whatever p
                 text const x{layers, tokens};
                 preset p           = base;
                 p.window           = window;
-                layer_shape const whole{text::heads, text::group, tokens, 0, {text::dim, text::value_dim}, 2};
+                layer_shape const whole{x.heads, text::group, tokens, 0, {text::dim, text::value_dim}, 2};
                 index_t const most = whole.full_bytes();
                 workspace scratch{cpu::host_memory{}};
                 host const on{&scratch};

@@ -6,7 +6,6 @@
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/ranks.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
@@ -28,7 +27,6 @@
 #include "support/host.hpp"
 #include "support/layer.hpp"
 #include "support/random.hpp"
-#include "support/ranks.hpp"
 
 #include <doctest/doctest.h>
 
@@ -311,77 +309,6 @@ struct plain_reader
     }
 };
 
-/// Heads first_head, ... of layers first_layer, ..., on one rank.
-struct rank_part
-{
-    index_t first_head, heads, first_layer, layers;
-};
-
-/// What the caches of one rank hold: of each layer and head the tokens at each rung, and all vectors.
-using stored_heads = std::vector<std::vector<float>>; // [L * H]
-
-/// Reads a rank's part of a text and puts what its caches hold to the places of its heads.
-void read_part(text const& x, preset const& p, reader_options const& options, index_t chunk, rank_part const& part,
-    ranks<space::host> const* all, stored_heads& stored)
-{
-    prompt_shape<host> shape = x.shape();
-    shape.layers             = part.layers;
-    shape.heads              = part.heads;
-    std::vector<cache> caches(static_cast<std::size_t>(part.layers));
-    auto const on_ranks = [&](auto const& call) {
-        workspace counting;
-        host on{&counting};
-        on.ranks = all;
-        call(on);
-        support::scratch_memory memory{counting.bytes()};
-        workspace lent{memory.span()};
-        on.scratch = &lent;
-        call(on);
-    };
-    auto const state_bytes = support::scratch_bytes([&](host on) {
-        on.ranks = all;
-        reader{on, p, shape, options, std::span{caches}};
-    });
-    support::scratch_memory memory{state_bytes};
-    workspace state{memory.span()};
-    host made{&state};
-    made.ranks = all;
-    reader r{made, p, shape, options, std::span{caches}};
-    for (index_t first = 0; first < x.tokens; first += chunk)
-    {
-        index_t const n = std::min(chunk, x.tokens - first);
-        for (index_t l = 0; l < part.layers; ++l)
-        {
-            rows const own = x.part(part.first_layer + l, first, n);
-            rows const mine{slice<0>(own.queries, part.first_head * text::group, part.heads * text::group),
-                slice<0>(own.keys, part.first_head, part.heads), slice<0>(own.values, part.first_head, part.heads)};
-            tensor<half, 3> output{{part.heads * text::group, n, text::value_dim}};
-            tensor<float, 2> lse{{part.heads * text::group, n}};
-            on_ranks([&](host const& on) { r.attend(on, l, mine, output.out(), lse.out()); });
-        }
-        on_ranks([&](host const& on) { r.end_chunk(on); });
-    }
-    on_ranks([&](host const& on) { r.finish(on); });
-    for (index_t l = 0; l < part.layers; ++l)
-    {
-        auto const view = caches[static_cast<std::size_t>(l)].view();
-        tensor<half, 3> keys{{part.heads, x.tokens, text::dim}};
-        tensor<half, 3> values{{part.heads, x.tokens, text::value_dim}};
-        tensor<index_t, 1> kept{{part.heads}};
-        support::run([&](host const& on) { unpack(on, view, keys.out(), values.out(), kept.out()); });
-        for (index_t h = 0; h < part.heads; ++h)
-        {
-            auto& to = stored[static_cast<std::size_t>((part.first_layer + l) * text::heads + part.first_head + h)];
-            for (run_entry const& run : view.heads[h].runs) { to.push_back(static_cast<float>(run.tokens)); }
-            for (index_t i = 0; i < kept.get(h); ++i)
-            {
-                for (index_t d = 0; d < text::dim; ++d) { to.push_back(widen(keys.get(h, i, d))); }
-                for (index_t d = 0; d < text::value_dim; ++d) { to.push_back(widen(values.get(h, i, d))); }
-            }
-        }
-    }
-}
-
 [[nodiscard]] preset without_stand_ins(preset p)
 {
     p.stand_ins = 0;
@@ -390,7 +317,7 @@ void read_part(text const& x, preset const& p, reader_options const& options, in
 
 [[nodiscard]] preset plain_question()
 {
-    preset p      = without_stand_ins(presets::any_question);
+    preset p                 = without_stand_ins(presets::any_question);
     p.shared->leverage_power = 0;
     return p;
 }
@@ -530,49 +457,6 @@ TEST_CASE("presets as they are: limits hold with stand-ins, and bits do not depe
               == 3 * text::heads
                      * p.most_stand_ins(false, x.layer_bytes() / 8, text::heads, (text::dim + text::value_dim) * 2));
         CHECK(stand_ins > 0);
-    }
-}
-
-TEST_CASE("a prompt that ranks with some of the heads, of the layers or of both read is stored as one rank stores it")
-{
-    text const x{3, 640};
-    std::vector<std::vector<rank_part>> const splits{{{0, 1, 0, 3}, {1, 1, 0, 3}}, {{0, 2, 0, 1}, {0, 2, 1, 2}},
-        {{0, 1, 0, 2}, {1, 1, 0, 2}, {0, 1, 2, 1}, {1, 1, 2, 1}}};
-    for (preset const& p : {presets::any_question, presets::best})
-    {
-        CAPTURE(p.name);
-        reader_options const options{.limit = budget::bytes(x.layer_bytes() / 8), .chunk = 128};
-        stored_heads want(3 * text::heads);
-        read_part(x, p, options, 128, {0, 2, 0, 3}, nullptr, want);
-        for (auto const& parts : splits)
-        {
-            CAPTURE(parts.size());
-            stored_heads got(3 * text::heads);
-            support::rank_team team{static_cast<int>(parts.size())};
-            auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
-                rank_part const& own = parts[static_cast<std::size_t>(transport.number)];
-                ranks const all{transport, {own.first_head, text::heads, own.first_layer, x.layers()}};
-                read_part(x, p, options, 128, own, &all, got);
-            });
-            CHECK(errors == std::vector<std::string>(parts.size()));
-            CHECK(got == want);
-        }
-    }
-    // Ranks that differ are refused on every one of them.
-    support::rank_team team{2};
-    auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
-        ranks const all{transport, {transport.number, text::heads, 0, 3}};
-        stored_heads none(3 * text::heads);
-        reader_options options{.limit = budget::bytes(x.layer_bytes() / 8), .chunk = 128};
-        options.slack = transport.number == 0 ? 0.25F : 0.5F;
-        read_part(x, presets::best, options, 128, {transport.number, 1, 0, 3}, &all, none);
-    });
-    for (std::string const& error : errors)
-    {
-        CHECK(
-            error
-            == "reader::end_chunk: reader_options::slack of rank 1 is not that of rank 0, 0.25; it must be the same on "
-               "all ranks");
     }
 }
 

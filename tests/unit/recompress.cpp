@@ -20,7 +20,6 @@
 #include "support/folding.hpp"
 #include "support/host.hpp"
 #include "support/packed.hpp"
-#include "support/ranks.hpp"
 
 #include <doctest/doctest.h>
 
@@ -100,91 +99,6 @@ double attention_error(growing& g, std::vector<std::vector<whole_token>> const& 
     }
     return worst;
 }
-
-/// Five heads that lie on some ranks: packed, and folded twice with tokens appended before.
-struct layer_of_ranks
-{
-    static constexpr index_t heads = 5, group = 2, appended = 9;
-
-    struct result
-    {
-        std::vector<std::byte> arena;
-        std::vector<recompress_report> reports;
-    };
-    struct head_range
-    {
-        index_t first, end;
-    };
-
-    packed_layer<half> layer;
-    tensor<half, 3> tail_keys{{2 * appended, heads, 40}};
-    tensor<half, 3> tail_values{{2 * appended, heads, 24}};
-    tensor<half, 3> queries{{heads * group, 6, 40}};
-
-    explicit layer_of_ranks(std::vector<rung> const& rungs)
-        : layer{packed_sizes{.heads = heads, .tokens = 70, .window = 4, .dims = {40, 24}, .rungs = rungs}}
-    {
-        support::source random{"ranks recompress"};
-        for (tensor<half, 3>* x : {&tail_keys, &tail_values, &queries})
-        {
-            std::vector<half> all;
-            for (index_t i = 0; i < x->count(); ++i)
-            {
-                all.push_back(narrow<half>(static_cast<float>(std::exp(random.normal()) - 1)));
-            }
-            x->assign(all);
-        }
-    }
-
-    /// \param transport       null: one rank
-    /// \param dry_run_first   as users do; but a rank whose dry run throws leaves the others waiting
-    [[nodiscard]] result folded(head_range own, options choice, support::thread_rank const* transport = nullptr,
-        bool dry_run_first = true) const
-    {
-        index_t const n = own.end - own.first;
-        auto const mine = [&](auto const& all) { return slice<0>(all.in(), own.first, n); };
-        cache_layout const form{layer.ratios, n, 4, layer.sizes.dims};
-        index_t bytes = 0;
-        support::run([&](host const& on) { bytes = packed_bytes<half>(on, mine(layer.rung), form); });
-        cpu::cache<half> cache{form, bytes, appended};
-        support::run([&](host const& on) {
-            pack(on, mine(layer.keys), mine(layer.values), mine(layer.window_keys), mine(layer.window_values),
-                mine(layer.key_basis), mine(layer.value_basis), mine(layer.rung), cache.view());
-        });
-        result made;
-        index_t const given = choice.longest_head;
-        for (index_t fold = 0; fold < 2; ++fold)
-        {
-            for (index_t t = fold * appended; t < (fold + 1) * appended; ++t)
-            {
-                support::run([&](host const& on) {
-                    append(on, slice<0>(detail::item_of(tail_keys.in(), t), own.first, n),
-                        slice<0>(detail::item_of(tail_values.in(), t), own.first, n), cache.view());
-                });
-            }
-            std::optional<ranks<space::host>> all;
-            if (transport != nullptr)
-            {
-                all.emplace(*transport, rank_heads{own.first, heads});
-                std::uint64_t most = ~static_cast<std::uint64_t>(most_slots(cache.view()));
-                all->least(&most, 1);
-                if (given == 0) { choice.longest_head = static_cast<index_t>(~most); }
-            }
-            made.reports.emplace_back();
-            auto const fold_once = [&](host on) {
-                on.ranks = all ? &*all : nullptr;
-                made.reports.back() =
-                    recompress(on, slice<0>(queries.in(), own.first * group, n * group), layer.ratios, choice, cache);
-            };
-            support::scratch_memory memory{1 << 20};
-            workspace scratch{memory.span()};
-            if (dry_run_first) { support::run(fold_once); }
-            else { fold_once(host{&scratch}); }
-        }
-        made.arena = contents{cache}.arena;
-        return made;
-    }
-};
 
 std::vector<std::vector<whole_token>> all_tokens(growing const& g)
 {
@@ -613,102 +527,6 @@ TEST_CASE(
     }).find("ratio set lacks")
           != std::string::npos);
     CHECK(contents{g.cache} == before);
-}
-
-TEST_CASE("folds of heads over 1, 2, 3 and 5 ranks with one limit are those of one rank, bit for bit")
-{
-    for (std::vector<rung> const& rungs : {listed(bit_ratios), listed(paper_ratios), every_kind})
-    {
-        CAPTURE(rungs.size());
-        layer_of_ranks const x{rungs};
-        for (index_t const bytes : {8000, 16000, 1000000}) // the last one holds everything
-        {
-            CAPTURE(bytes);
-            auto const one = x.folded({0, 5}, {.limit = budget::bytes(bytes)});
-            for (std::vector<index_t> const& cuts :
-                std::vector<std::vector<index_t>>{{0, 5}, {0, 2, 5}, {0, 1, 1, 5}, {0, 1, 2, 3, 4, 5}})
-            {
-                CAPTURE(cuts.size());
-                support::rank_team team{static_cast<int>(cuts.size()) - 1};
-                std::vector<layer_of_ranks::result> parts(cuts.size() - 1);
-                auto const errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
-                    auto const r = static_cast<std::size_t>(transport.number);
-                    parts[r]     = x.folded({cuts[r], cuts[r + 1]}, {.limit = budget::bytes(bytes)}, &transport);
-                });
-                for (std::string const& error : errors) { CHECK(error == ""); }
-                std::vector<std::byte> arena;
-                std::vector<recompress_report> sums(2);
-                for (auto const& part : parts)
-                {
-                    arena.insert(arena.end(), part.arena.begin(), part.arena.end());
-                    for (std::size_t i = 0; i < 2; ++i)
-                    {
-                        auto const& got = part.reports[i];
-                        CHECK(got.limit_bytes == bytes);
-                        CHECK(got.chosen.status == one.reports[i].chosen.status);
-                        CHECK(got.chosen.limit == one.reports[i].chosen.limit);
-                        CHECK(got.chosen.token_bytes == one.reports[i].chosen.token_bytes);
-                        CHECK(got.chosen.charged_bytes == one.reports[i].chosen.charged_bytes);
-                        CHECK(got.chosen.loss == one.reports[i].chosen.loss);
-                        sums[i].resident_bytes += got.resident_bytes;
-                        sums[i].kept += got.kept;
-                        sums[i].lowered += got.lowered;
-                        sums[i].dropped += got.dropped;
-                        sums[i].released += got.released;
-                    }
-                }
-                CHECK(arena == one.arena);
-                for (std::size_t i = 0; i < 2; ++i)
-                {
-                    CHECK(sums[i].resident_bytes == one.reports[i].resident_bytes);
-                    CHECK(sums[i].resident_bytes <= bytes);
-                    CHECK(sums[i].kept == one.reports[i].kept);
-                    CHECK(sums[i].lowered == one.reports[i].lowered);
-                    CHECK(sums[i].dropped == one.reports[i].dropped);
-                    CHECK(sums[i].released == one.reports[i].released);
-                }
-            }
-        }
-    }
-}
-
-TEST_CASE("a fold over ranks is refused on every rank if an argument of one is, or differs, or a query is NaN")
-{
-    layer_of_ranks const x{listed(bit_ratios)};
-    auto const errors_with = [&](auto const& change) {
-        support::rank_team team{2};
-        return support::on_ranks(team, [&](support::thread_rank const& transport) {
-            options choice{.limit = budget::bytes(8000)};
-            layer_of_ranks own{listed(bit_ratios)};
-            if (transport.number == 1) { change(choice, own); }
-            static_cast<void>(
-                own.folded({transport.number == 0 ? 0 : 2, transport.number == 0 ? 2 : 5}, choice, &transport, false));
-        });
-    };
-    auto const says = [](std::string const& whole, char const* part) {
-        CAPTURE(whole);
-        CHECK(whole.find(part) != std::string::npos);
-    };
-    auto errors = errors_with([](options& choice, layer_of_ranks&) { choice.limit = budget::bytes(1); });
-    says(errors[0], "recompress: rank 1 refuses its arguments");
-    says(errors[1], "a budget of 1 bytes cannot hold the window");
-    errors = errors_with([](options& choice, layer_of_ranks&) { choice.limit = budget::bytes(8001); });
-    for (auto const& error : errors) { says(error, "recompress: options.limit of rank 1 is not that of rank 0, 8000"); }
-    errors = errors_with([](options& choice, layer_of_ranks&) { choice.longest_head = 1000; });
-    for (auto const& error : errors) { says(error, "recompress: options.longest_head (0: this cache's) of rank 1"); }
-    errors = errors_with([](options& choice, layer_of_ranks&) { choice.longest_head = 3; });
-    says(errors[0], "recompress: rank 1 refuses its arguments");
-    says(errors[1], "recompress: longest_head is 3; a head has ");
-    errors = errors_with([](options&, layer_of_ranks& own) { own.queries.set(half{0x7e00}, 5, 1, 2); });
-    says(errors[0], "allocate: rank 1 refuses its arguments");
-    says(errors[1], "recompress: queries");
-    // Each rank's own window fits into the limit, but not both.
-    support::rank_team team{2};
-    errors = support::on_ranks(team, [&](support::thread_rank const& transport) {
-        static_cast<void>(x.folded({transport.number == 0 ? 0 : 2, transport.number == 0 ? 2 : 5},
-            {.limit = budget::bytes(4 * 3 * 128)}, &transport, false));
-    });
-    for (auto const& error : errors) { says(error, "of all ranks; at least 2560 bytes are needed"); }
 }
 
 TEST_CASE("bad input is refused by name, and nothing is changed")

@@ -40,8 +40,8 @@ std::unique_ptr<layer> make_mapped_layer(std::shared_ptr<host> on,
 template <mdkv::element T>
 std::vector<float> log_sum_exps(host& on, tensor const& queries, tensor const& keys, float scale)
 {
-    auto const q         = mdkv::in<T, 3>(mdkv::cpu::backend{}, queries);
-    auto const k         = mdkv::in<T, 3>(mdkv::cpu::backend{}, keys);
+    auto const q         = in<T, 3>(mdkv::cpu::backend{}, queries);
+    auto const k         = in<T, 3>(mdkv::cpu::backend{}, keys);
     index_t const count  = q.extent(1);
     index_t const tokens = k.extent(1);
     index_t const dim    = k.extent(2);

@@ -64,8 +64,6 @@ struct rope
     std::vector<double> frequencies;
 };
 
-class rank_group; // ranks.hpp
-
 /// Sizes of a prompt and of the model that reads it.
 struct prompt_sizes
 {
@@ -74,9 +72,7 @@ struct prompt_sizes
     index_t tokens;
     rope encoding;
     bool check_finite;
-    rank_group const* ranks = nullptr; ///< outlive the prompt; null: all heads are here
-    rank_group const* layer_ranks =
-        nullptr; ///< with heads of this rank's layers; null: `ranks`, if all have all layers
+    mdkv::ranks const* ranks = nullptr; ///< outlive the prompt; null: all heads are here
 };
 
 /// What a layer's cache is.
@@ -120,12 +116,11 @@ public:
     virtual void truncate(index_t appended)                                                                         = 0;
     virtual void reserve(index_t appended)                                                                          = 0;
     /// \param sources  see mdkv::recompress_options::sources
-    /// \param ranks    with the layer's other heads; null: all heads are here
     virtual mdkv::recompress_report recompress(tensor const& queries, std::optional<mdkv::budget> const& limit,
-        mdkv::preset const& chosen, std::optional<tensor> const& sources, rank_group const* ranks) = 0;
-    [[nodiscard]] virtual std::unique_ptr<layer> copy() const                                      = 0;
-    [[nodiscard]] virtual layer_facts facts() const                                                = 0;
-    [[nodiscard]] virtual rung_counts counts() const                                               = 0;
+        mdkv::preset const& chosen, std::optional<tensor> const& sources) = 0;
+    [[nodiscard]] virtual std::unique_ptr<layer> copy() const             = 0;
+    [[nodiscard]] virtual layer_facts facts() const                       = 0;
+    [[nodiscard]] virtual rung_counts counts() const                      = 0;
     [[nodiscard]] virtual std::vector<index_t> unpack(
         tensor const& keys, tensor const& values) const            = 0; ///< rows of each head
     [[nodiscard]] virtual readable_cache view() const              = 0; ///< stays while the turn is held

@@ -4,7 +4,6 @@
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/engine/dlpack.hpp>
 #include <mdkv/engine/unpack.hpp>
 #include <mdkv/prompt.hpp>
 
@@ -18,31 +17,13 @@
 #include <utility>
 #include <vector>
 
+#include "dlpack.hpp"
 #include "engine.hpp"
 #include "host.hpp"
 #include "ranks.hpp"
 
 namespace mdkv_python
 {
-
-/// Lends the backend of a place to a call, over ranks if there are some.
-/// \param layers   on this rank
-template <class Place, class Call>
-auto lend_over(Place& on, rank_group const* among, index_t layers, Call const& call)
-{
-    if constexpr (place_types<Place>::backend::memory_space == mdkv::space::host)
-    {
-        if (among != nullptr)
-        {
-            mdkv::ranks const all{*among, among->place(layers)};
-            return on.lend([&](mdkv::cpu::backend with) {
-                with.ranks = &all;
-                return call(with);
-            });
-        }
-    }
-    return on.lend(call);
-}
 
 /// \param frequencies  where those of the encoding lie, in memory of the backend
 template <mdkv::backend B>
@@ -56,7 +37,8 @@ template <mdkv::backend B>
         .dims                           = sizes.dims,
         .tokens                         = sizes.tokens,
         .encoding                       = {.base = r.base, .rotating = r.rotating, .pairs = r.pairs},
-        .on_non_finite                  = sizes.check_finite ? mdkv::non_finite::error : mdkv::non_finite::unchecked};
+        .on_non_finite                  = sizes.check_finite ? mdkv::non_finite::error : mdkv::non_finite::unchecked,
+        .ranks                          = sizes.ranks};
     if (count > 0) { shape.encoding.frequencies = mdkv::in(B{}, reinterpret_cast<double const*>(frequencies), count); }
     return shape;
 }
@@ -65,10 +47,9 @@ template <mdkv::element T, mdkv::backend B>
 [[nodiscard]] mdkv::prompt_rows<B, T> views_of(rows const& x)
 {
     B const on{};
-    mdkv::prompt_rows<B, T> views{.queries = mdkv::in<T, 3>(on, x.queries),
-        .keys                              = mdkv::in<T, 3>(on, x.keys),
-        .values                            = mdkv::in<T, 3>(on, x.values)};
-    if (x.lse) { views.lse = mdkv::in<float, 2>(on, *x.lse); }
+    mdkv::prompt_rows<B, T> views{
+        .queries = in<T, 3>(on, x.queries), .keys = in<T, 3>(on, x.keys), .values = in<T, 3>(on, x.values)};
+    if (x.lse) { views.lse = in<float, 2>(on, *x.lse); }
     return views;
 }
 
@@ -93,8 +74,8 @@ public:
     void append(tensor const& keys, tensor const& values) override
     {
         auto const turn = on_->turn();
-        auto const k    = mdkv::in<T, 3>(backend{}, keys);
-        auto const v    = mdkv::in<T, 3>(backend{}, values);
+        auto const k    = in<T, 3>(backend{}, keys);
+        auto const v    = in<T, 3>(backend{}, values);
         mdkv::workspace counting; // a dry run refuses what must not grow the tail
         mdkv::append(on_->with(counting), k, v, cache_);
         index_t const n = appended_ + k.extent(1);
@@ -109,12 +90,12 @@ public:
     void attend(tensor const& queries, tensor const& output, std::optional<tensor> const& lse, float scale) override
     {
         auto const turn = on_->turn();
-        auto const q    = mdkv::in<T, 3>(backend{}, queries);
-        auto const o    = mdkv::out<T, 3>(backend{}, output);
+        auto const q    = in<T, 3>(backend{}, queries);
+        auto const o    = out<T, 3>(backend{}, output);
         mdkv::expects(q.extent(1) <= std::max<index_t>(appended_, 1), "attend: queries [H*G, n, D] are of ",
             q.extent(1), " tokens, but ", appended_, " were appended");
         auto const own = on_->memory(lse ? 0 : static_cast<std::size_t>(q.extent(0) * q.extent(1)) * sizeof(float));
-        auto const l   = lse ? mdkv::out<float, 2>(backend{}, *lse)
+        auto const l   = lse ? out<float, 2>(backend{}, *lse)
                              : mdkv::out(backend{}, reinterpret_cast<float*>(own.data()), q.extent(0), q.extent(1));
         on_->lend([&](backend on) { mdkv::attend(on, q, cache_, {scale}, o, l); });
     }
@@ -132,29 +113,16 @@ public:
     }
 
     mdkv::recompress_report recompress(tensor const& queries, std::optional<mdkv::budget> const& limit,
-        mdkv::preset const& chosen, std::optional<tensor> const& sources, rank_group const* ranks) override
+        mdkv::preset const& chosen, std::optional<tensor> const& sources) override
     {
         auto const turn = on_->turn();
-        mdkv::expects(ranks == nullptr || backend::memory_space == mdkv::space::host,
-            "recompress: ranks need a layer in host memory");
-        auto const q = before_exchange(ranks, [&] { return mdkv::in<T, 3>(backend{}, queries); });
+        auto const q    = in<T, 3>(backend{}, queries);
         auto options =
             mdkv::fold_options<backend>(chosen, limit.value_or(mdkv::budget::bytes(cache_.fold_limit)), q.extent(1));
-        before_exchange(ranks, [&] {
-            mdkv::expects(limit || (ranks == nullptr && cache_.fold_limit > 0),
-                "recompress: limit is missing; a layer over ranks remembers none, and neither does one packed "
-                "otherwise");
-            if (sources) { options.sources = mdkv::out<std::int32_t, 2>(backend{}, *sources); }
-        });
-        if constexpr (backend::memory_space == mdkv::space::host)
-        {
-            if (ranks != nullptr)
-            {
-                options.longest_head = greatest(*ranks, "recompress", mdkv::most_slots(std::as_const(cache_).view()));
-            }
-        }
-        auto const report = lend_over(
-            *on_, ranks, 1, [&](backend on) { return mdkv::recompress(on, q, chosen.ratios, options, cache_); });
+        mdkv::expects(limit || cache_.fold_limit > 0, "recompress: limit is missing; the layer has none of its own");
+        if (sources) { options.sources = out<std::int32_t, 2>(backend{}, *sources); }
+        auto const report =
+            on_->lend([&](backend on) { return mdkv::recompress(on, q, chosen.ratios, options, cache_); });
         ratios_ = chosen.ratios;
         read_ += std::exchange(appended_, 0);
         return report;
@@ -220,8 +188,8 @@ public:
     [[nodiscard]] std::vector<index_t> unpack(tensor const& keys, tensor const& values) const override
     {
         auto const turn = on_->turn();
-        auto const k    = mdkv::out<T, 3>(backend{}, keys);
-        auto const v    = mdkv::out<T, 3>(backend{}, values);
+        auto const k    = out<T, 3>(backend{}, keys);
+        auto const v    = out<T, 3>(backend{}, values);
         std::vector<index_t> rows(static_cast<std::size_t>(cache_.layout().heads));
         auto const there = on_->copy_of(rows);
         auto const kept  = mdkv::out(backend{}, reinterpret_cast<index_t*>(there.data()), std::ssize(rows));
@@ -263,19 +231,7 @@ public:
         , prompt_{on_->with(state_), chosen, shape()}
         , finished_(static_cast<std::size_t>(sizes.layers))
         , packed_(finished_.size())
-    {
-        mdkv::expects(sizes.ranks != nullptr || sizes.layer_ranks == nullptr,
-            "Prompt: layer_ranks is given, but not ranks, over which the budget is shared");
-        if (sizes.ranks == nullptr) { return; }
-        mdkv::expects(backend::memory_space == mdkv::space::host, "Prompt: ranks need a backend of the CPU");
-        auto const place      = sizes.ranks->place(sizes.layers);
-        bool const all_layers = place.first_layer == 0 && place.layers == sizes.layers;
-        if (sizes.layer_ranks == nullptr && all_layers) { sizes_.layer_ranks = sizes.ranks; }
-        mdkv::expects(
-            !joins() || sizes_.layer_ranks != nullptr || sizes.heads == place.heads || sizes.ranks->size() == 1,
-            "Prompt: this rank has ", sizes.heads, " of ", place.heads, " heads, and ", sizes.layers, " of ",
-            place.layers, " layers; layer_ranks must say which ranks have the other heads of its layers");
-    }
+    {}
 
     void read_chunk(index_t layer, index_t first, rows const& x) override
     {
@@ -284,29 +240,29 @@ public:
     }
     void take_losses(index_t layer, tensor const& losses) override
     {
-        auto const viewed = mdkv::in<float, 3>(backend{}, losses);
+        auto const viewed = in<float, 3>(backend{}, losses);
         on_->lend([&](backend on) { prompt_.take_losses(on, layer, viewed); });
     }
     void finish_layer(index_t layer, rows const& x) override
     {
-        auto const turn               = on_->turn();
-        rank_group const* const among = joins() ? sizes_.layer_ranks : nullptr;
-        auto const viewed             = before_exchange(among, [&] { return views_of<T, backend>(x); });
-        over(among, [&](backend on) { prompt_.finish_layer(on, layer, viewed); });
+        auto const turn   = on_->turn();
+        bool const joins  = preset_.replayed && preset_.last_queries_score(); // over all ranks
+        auto const viewed = before_exchange(joins ? sizes_.ranks : nullptr, [&] { return views_of<T, backend>(x); });
+        on_->lend([&](backend on) { prompt_.finish_layer(on, layer, viewed); });
         tokens_                                    = viewed.keys.extent(1);
         finished_[static_cast<std::size_t>(layer)] = true;
     }
     mdkv::allocation allocate(mdkv::budget limit) override
     {
         auto const turn   = on_->turn();
-        auto const chosen = over(sizes_.ranks, [&](backend on) { return prompt_.allocate(on, limit); });
+        auto const chosen = on_->lend([&](backend on) { return prompt_.allocate(on, limit); });
         allocated_        = true;
         return chosen;
     }
     mdkv::allocation allocate(tensor const& quotas) override
     {
         auto const turn   = on_->turn();
-        auto const viewed = mdkv::in<index_t, 2>(backend{}, quotas);
+        auto const viewed = in<index_t, 2>(backend{}, quotas);
         auto const chosen = on_->lend([&](backend on) { return prompt_.allocate(on, viewed); });
         allocated_        = true;
         return chosen;
@@ -346,16 +302,6 @@ public:
     [[nodiscard]] std::size_t state_bytes() const noexcept override { return state_.size(); }
 
 private:
-    /// Whether a layer's losses are joined, over all of its heads.
-    [[nodiscard]] bool joins() const noexcept { return preset_.replayed && preset_.last_queries_score(); }
-
-    /// Lends the backend to a call, over ranks if there are some.
-    template <class Call>
-    auto over(rank_group const* among, Call const& call)
-    {
-        return lend_over(*on_, among, sizes_.layers, call);
-    }
-
     [[nodiscard]] mdkv::prompt_shape<backend> shape() const { return shape_of<backend>(sizes_, frequencies_.data()); }
 
     /// A view's elements in host memory, without gaps.

@@ -95,8 +95,8 @@ struct prompt_object
     std::string dtype;
     mdkv::preset preset;
     index_t heads;
-    bool rotates;                  ///< whether the model's position encoding was given
-    nb::object ranks, layer_ranks; ///< mdkv.Ranks that the prompt refers to
+    bool rotates;     ///< whether the model's position encoding was given
+    nb::object ranks; ///< mdkv.Ranks that the prompt refers to
 };
 
 using released = nb::call_guard<others_run>;
@@ -231,29 +231,25 @@ void bind_layer(nb::module_& m)
         .def(
             "recompress",
             [](layer_object& x, input const& queries, nb::handle limit, std::optional<mdkv::preset> const& chosen,
-                std::optional<output> const& sources, nb::handle over) {
-                rank_group const* const ranks = ranks_of(over);
-                mdkv::preset const by         = chosen.value_or(mdkv::presets::by_window);
-                auto const bytes              = before_exchange(ranks, [&] {
-                    return limit.is_none() ? std::nullopt : std::optional{budget_of(limit)};
-                });
+                std::optional<output> const& sources) {
+                mdkv::preset const by = chosen.value_or(mdkv::presets::by_window);
+                auto const bytes      = limit.is_none() ? std::nullopt : std::optional{budget_of(limit)};
                 viewed const q{queries};
                 std::optional<viewed> from;
                 if (sources) { from.emplace(*sources, "recompress: sources"); }
                 return report_of(unlocked([&] {
-                    return x.of->recompress(*q, bytes, by, from ? std::optional{**from} : std::nullopt, ranks);
+                    return x.of->recompress(*q, bytes, by, from ? std::optional{**from} : std::nullopt);
                 }),
                     by.ratios);
             },
             nb::arg("queries"), nb::arg("limit") = nb::none(), nb::arg("preset") = nb::none(), nb::kw_only(),
-            nb::arg("sources") = nb::none(), nb::arg("ranks") = nb::none(),
+            nb::arg("sources") = nb::none(),
             "Folds the tail into the compressed part, within a limit, by default the bytes that the layer got when its "
-            "prompt was compressed: queries [H*G, Q, D] of the last Q tokens, from 1 to all of the window and the tail. The preset (by_window if none is given) has the "
+            "prompt was compressed: queries [H*G, Q, D] of the last Q tokens, from 1 to all of the window and the "
+            "tail. The preset (by_window if none is given) has the "
             "rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new "
             "cache, in the order of unpack without stand-ins, its place in the old one, -1 behind a head's last; S: at "
-            "least the tokens of the text. ranks: an mdkv.Ranks if other processes have further heads of the layer: "
-            "every one of them makes the call, the limit is of all heads, and the choice is bit for bit that of one "
-            "process with all heads. If one rank's arguments are refused, every rank raises, and no layer changes.")
+            "least the tokens of the text.")
         .def(
             "copy",
             [](layer_object const& x) {
@@ -277,28 +273,25 @@ void bind_prompt(nb::module_& m)
             "__init__",
             [](prompt_object* self, mdkv::preset const& chosen, index_t layers, index_t heads, index_t group,
                 index_t key_dim, std::optional<index_t> value_dim, index_t tokens, std::string const& dtype,
-                std::optional<rope> const& encoding, bool check_finite, nb::handle on, nb::object ranks,
-                nb::object layer_ranks) {
+                std::optional<rope> const& encoding, bool check_finite, nb::handle on, nb::object ranks) {
                 prompt_sizes const sizes{layers, heads, group, {key_dim, value_dim.value_or(key_dim)}, tokens,
-                    encoding.value_or(rope{}), check_finite, ranks_of(ranks), ranks_of(layer_ranks)};
+                    encoding.value_or(rope{}), check_finite, ranks_of(ranks)};
                 auto made = on_place(on, "Prompt", [&](auto place) {
                     return with_element(
                         dtype, [&](auto type) { return make_prompt<decltype(type)>(place, chosen, sizes); });
                 });
-                new (self) prompt_object{std::move(made), dtype, chosen, heads, encoding.has_value(), std::move(ranks),
-                    std::move(layer_ranks)};
+                new (self) prompt_object{std::move(made), dtype, chosen, heads, encoding.has_value(), std::move(ranks)};
             },
             nb::arg("preset"), nb::kw_only(), nb::arg("layers"), nb::arg("heads"), nb::arg("group") = 1,
             nb::arg("key_dim"), nb::arg("value_dim") = nb::none(), nb::arg("tokens"), nb::arg("dtype"),
             nb::arg("rope") = nb::none(), nb::arg("check_finite") = true, nb::arg("backend") = nb::none(),
-            nb::arg("ranks") = nb::none(), nb::arg("layer_ranks") = nb::none(),
+            nb::arg("ranks") = nb::none(),
             "layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if "
             "none is given), tokens: the prompt's, or the most that it may have; dtype: \"float32\", "
             "\"float16\" or \"bfloat16\", of queries, keys and values. rope: the model's, for read_chunk "
             "if the preset replays. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if other "
-            "processes have further heads or layers of the prompt; the sizes are then this one's, limit and choice of "
-            "`allocate` are of all heads. layer_ranks: those with heads of the same layers, if not all ranks have all "
-            "layers.")
+            "processes have further heads of the prompt; the sizes are then this one's, limit and choice of `allocate` "
+            "are of all heads.")
         .def(
             "read_chunk",
             [](prompt_object& x, index_t layer, index_t first, input const& q, input const& k, input const& v) {

@@ -20,8 +20,6 @@ namespace mdkv_python
 
 namespace nb = nanobind;
 
-class rank_group; // ranks.hpp
-
 /// mdkv.Layer.
 struct layer_object
 {
@@ -67,7 +65,7 @@ auto on_place(nb::handle backend, char const* name, Call const& call)
 [[nodiscard]] mdkv::budget budget_of(nb::handle limit);
 
 /// Ranks as Python gives them: an mdkv.Ranks, or none.
-[[nodiscard]] rank_group const* ranks_of(nb::handle ranks);
+[[nodiscard]] mdkv::ranks const* ranks_of(nb::handle ranks);
 
 void bind_values(nb::module_& m);
 void bind_ranks(nb::module_& m);

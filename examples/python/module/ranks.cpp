@@ -1,4 +1,4 @@
-// Ranks over Python's functions, as a class of Python's.
+// Ranks over a function of Python's, as a class of Python's.
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ranks.hpp>
 #include <mdkv/core/types.hpp>
@@ -6,14 +6,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include "interpreter.hpp"
@@ -27,42 +25,29 @@ namespace mdkv_python
 namespace
 {
 
-/// mdkv.Ranks: its functions are called with the interpreter's lock, and get arrays that outlive the call.
-class python_ranks final : public rank_group
+/// mdkv.Ranks: its function is called with the interpreter's lock, and gets arrays that outlive the call.
+class python_ranks
 {
 public:
-    python_ranks(int rank, int size, nb::object sum, nb::object least, mdkv::rank_heads const& own,
-        std::optional<index_t> layers)
-        : rank_{rank}
-        , size_{size}
-        , own_{own}
-        , layers_{layers}
+    python_ranks(nb::object sum, index_t first_head, index_t heads)
+        : ranks_{first_head, heads,
+            [](void* self, std::int64_t* numbers, index_t n) {
+                static_cast<python_ranks*>(self)->exchange(numbers, n);
+            },
+            this}
         , sum_{std::move(sum)}
-        , least_{std::move(least)}
     {
-        mdkv::expects(size >= 1, "Ranks: size is ", size, "; it must be at least 1");
-        mdkv::expects(rank >= 0 && rank < size, "Ranks: rank is ", rank, "; it must be from 0 to ", size - 1);
-        mdkv::expects(own.first_head >= 0 && own.first_head <= own.heads, "Ranks: first_head is ", own.first_head,
-            "; it must be from 0 to ", own.heads, ", the heads of a layer on all ranks");
-        mdkv::expects(own.first_layer >= 0 && own.first_layer <= layers.value_or(0), "Ranks: first_layer is ",
-            own.first_layer, "; it must be from 0 to ", layers.value_or(0), ", the layers on all ranks (layers)");
+        mdkv::expects(first_head >= 0 && first_head <= heads, "Ranks: first_head is ", first_head,
+            "; it must be from 0 to ", heads, ", the heads of a layer on all ranks");
     }
+    python_ranks(python_ranks const&)            = delete;
+    python_ranks& operator=(python_ranks const&) = delete;
 
-    [[nodiscard]] int rank() const noexcept override { return rank_; }
-    [[nodiscard]] int size() const noexcept override { return size_; }
-    void sum(std::int64_t* numbers, index_t n) const override { exchange(sum_, "sum", numbers, n); }
-    void least(std::uint64_t* numbers, index_t n) const override { exchange(least_, "least", numbers, n); }
-    [[nodiscard]] mdkv::rank_heads place(index_t layers) const noexcept override
-    {
-        mdkv::rank_heads here = own_;
-        here.layers           = layers_.value_or(layers);
-        return here;
-    }
-
+    [[nodiscard]] mdkv::ranks const& get() const noexcept { return ranks_; }
     [[nodiscard]] index_t exchanges() const noexcept { return exchanges_; }
     [[nodiscard]] index_t bytes() const noexcept { return bytes_; }
 
-    // Python's search for cycles: an object whose methods are the functions may hold the ranks.
+    // Python's search for cycles: an object whose method is the function may hold the ranks.
     static int traverse(PyObject* self, visitproc visit, void* arg)
     {
         Py_VISIT(Py_TYPE(self));
@@ -70,50 +55,40 @@ public:
         {
             auto const* const x = nb::inst_ptr<python_ranks>(self);
             Py_VISIT(x->sum_.ptr());
-            Py_VISIT(x->least_.ptr());
         }
         return 0;
     }
     static int clear(PyObject* self)
     {
-        if (nb::inst_ready(self))
-        {
-            auto* const x = nb::inst_ptr<python_ranks>(self);
-            x->sum_.reset();
-            x->least_.reset();
-        }
+        if (nb::inst_ready(self)) { nb::inst_ptr<python_ranks>(self)->sum_.reset(); }
         return 0;
     }
 
 private:
-    template <class V>
-    void exchange(nb::object const& function, char const* name, V* numbers, index_t n) const
+    void exchange(std::int64_t* numbers, index_t n)
     {
         interpreter_lock const lock;
         auto const count      = static_cast<std::size_t>(n);
-        nb::object const mine = numpy(std::vector<V>(numbers, numbers + count), {count});
+        nb::object const mine = numpy(std::vector<std::int64_t>(numbers, numbers + count), {count});
         exchanges_ += 1;
-        bytes_ += n * index_t{sizeof(V)};
-        nb::object const returned = called(function, mine);
+        bytes_ += n * index_t{sizeof(std::int64_t)};
+        nb::object const returned = called(sum_, mine);
         if (!returned.is_none())
         {
-            throw nb::type_error(("Ranks: the function " + std::string{name}
-                                  + " must change the numbers in place, be done when it returns, and return None; it "
-                                    "returned "
-                                  + nb::cast<std::string>(nb::repr(returned.type())))
-                                     .c_str());
+            throw nb::type_error(
+                ("Ranks: the function sum must change the numbers in place, be done when it returns, and "
+                 "return None; it returned "
+                    + nb::cast<std::string>(nb::repr(returned.type())))
+                    .c_str());
         }
-        V const* const changed = nb::cast<nb::ndarray<nb::numpy, V, nb::ndim<1>>>(mine).data();
+        auto const* const changed = nb::cast<nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>>(mine).data();
         std::copy(changed, changed + count, numbers);
     }
 
-    int rank_;
-    int size_;
-    mdkv::rank_heads own_;
-    std::optional<index_t> layers_;
-    nb::object sum_, least_;
-    mutable index_t exchanges_ = 0;
-    mutable index_t bytes_     = 0;
+    mdkv::ranks ranks_;
+    nb::object sum_;
+    index_t exchanges_ = 0;
+    index_t bytes_     = 0;
 };
 
 PyType_Slot const ranks_slots[]{{Py_tp_traverse, reinterpret_cast<void*>(&python_ranks::traverse)},
@@ -121,49 +96,40 @@ PyType_Slot const ranks_slots[]{{Py_tp_traverse, reinterpret_cast<void*>(&python
 
 } // namespace
 
-rank_group const* ranks_of(nb::handle ranks)
+mdkv::ranks const* ranks_of(nb::handle ranks)
 {
     if (ranks.is_none()) { return nullptr; }
     if (!nb::isinstance<python_ranks>(ranks)) { throw nb::type_error("ranks: an mdkv.Ranks or None is needed"); }
-    return nb::inst_ptr<python_ranks>(ranks);
+    return &nb::inst_ptr<python_ranks>(ranks)->get();
 }
 
 void bind_ranks(nb::module_& m)
 {
     nb::class_<python_ranks>(m, "Ranks", nb::type_slots(ranks_slots),
-        "This process among those over which the heads of prompts and layers are spread, and its transport. Prompts "
-        "and folds with ranks share one budget over all heads, and choose bit for bit what one process with all heads "
-        "does: see docs/ranks.md. mdkv.distributed makes them of torch.distributed's groups.")
+        "This process among those over which the heads of prompts are spread, and its transport. Prompts with ranks "
+        "share one budget over all heads, and choose bit for bit what one process with all heads does: see "
+        "docs/ranks.md. mdkv.distributed makes them of torch.distributed's groups.")
         .def(
             "__init__",
-            [](python_ranks* self, int rank, int size, nb::callable sum, nb::callable least, index_t first_head,
-                index_t heads, index_t first_layer, std::optional<index_t> layers, bool replica) {
-                new (self) python_ranks{rank, size, std::move(sum), std::move(least),
-                    {.first_head = first_head, .heads = heads, .first_layer = first_layer, .replica = replica}, layers};
+            [](python_ranks* self, nb::callable sum, index_t first_head, index_t heads) {
+                new (self) python_ranks{std::move(sum), first_head, heads};
             },
-            nb::arg("rank"), nb::arg("size"), nb::kw_only(), nb::arg("sum"), nb::arg("least"), nb::arg("first_head"),
-            nb::arg("heads"), nb::arg("first_layer") = 0, nb::arg("layers") = nb::none(), nb::arg("replica") = false,
-            "rank: this one's number, from 0, of `size` ranks. sum(numbers): each of int64 [n] becomes its sum over "
-            "all "
-            "ranks; least(numbers): each of uint64 [n] becomes the least. Both change the NumPy array in place and "
-            "return None when they are done; their exceptions leave the call that exchanges. All ranks make the same "
-            "calls in the same order, each with a backend of its own. first_head: number of this rank's first KV head "
-            "among the `heads` of a layer on all ranks. first_layer and layers: of this rank's first layer and on all "
-            "ranks; None: all ranks have all layers. replica: another rank has the same heads, bitwise, and its losses "
-            "count.")
-        .def_prop_ro("rank", &python_ranks::rank, "This rank's number, from 0.")
-        .def_prop_ro("size", &python_ranks::size, "Number of ranks.")
+            nb::arg("sum"), nb::kw_only(), nb::arg("first_head"), nb::arg("heads"),
+            "sum(numbers): each of int64 [n] becomes its sum over all ranks; it changes the NumPy array in place and "
+            "returns None when it is done; its exceptions leave the call that exchanges. All ranks make the same calls "
+            "in the same order, each with a backend of its own. first_head: number of this rank's first KV head among "
+            "the `heads` of a layer on all ranks.")
         .def_prop_ro(
-            "first_head", [](python_ranks const& x) { return x.place(1).first_head; },
+            "first_head", [](python_ranks const& x) { return x.get().first_head; },
             "Number of this rank's first KV head.")
         .def_prop_ro(
-            "heads", [](python_ranks const& x) { return x.place(1).heads; }, "KV heads of a layer, on all ranks.")
-        .def_prop_ro("exchanges", &python_ranks::exchanges, "Calls of the functions so far.")
-        .def_prop_ro("bytes", &python_ranks::bytes, "Bytes that this rank has given to the functions so far.")
+            "heads", [](python_ranks const& x) { return x.get().heads; }, "KV heads of a layer, on all ranks.")
+        .def_prop_ro("exchanges", &python_ranks::exchanges, "Calls of the function so far.")
+        .def_prop_ro("bytes", &python_ranks::bytes, "Bytes that this rank has given to the function so far.")
         .def(
-            "refuse", [](python_ranks const& x) { refuse(x); }, nb::call_guard<others_run>(),
-            "Tells the other ranks that this one does not make its next call: theirs raises. Calls of a prompt, and "
-            "folds, whose arguments are refused do it themselves.");
+            "refuse", [](python_ranks const& x) { refuse(x.get()); }, nb::call_guard<others_run>(),
+            "Tells the other ranks that this one does not make its next call: theirs raises. finish_layer and allocate "
+            "of a prompt whose arguments are refused do it themselves.");
 }
 
 } // namespace mdkv_python

@@ -4,7 +4,6 @@
 #include <mdkv/append.hpp>
 #include <mdkv/attend.hpp>
 #include <mdkv/core/workspace.hpp>
-#include <mdkv/engine/dlpack.hpp>
 #include <mdkv/reader.hpp>
 
 #include <cstddef>
@@ -50,12 +49,12 @@ public:
     {
         auto const turn = on_->turn();
         auto const all  = views_of<T, backend>(x);
-        auto const o    = mdkv::out<T, 3>(backend{}, output);
+        auto const o    = out<T, 3>(backend{}, output);
         index_t const q = all.queries.extent(0);
         index_t const n = all.queries.extent(1);
         auto const own  = on_->memory(lse ? 0 : static_cast<std::size_t>(q * n) * sizeof(float));
-        auto const l    = lse ? mdkv::out<float, 2>(backend{}, *lse)
-                              : mdkv::out(backend{}, reinterpret_cast<float*>(own.data()), q, n);
+        auto const l =
+            lse ? out<float, 2>(backend{}, *lse) : mdkv::out(backend{}, reinterpret_cast<float*>(own.data()), q, n);
         if (ahead) { return attend_ahead(layer, all, o, l); }
         on_->lend([&](backend on) { reader_->attend(on, layer, all, o, l); });
         chunk_[static_cast<std::size_t>(layer)] += n;

@@ -80,7 +80,7 @@ def held(request, tmp_path):
             raise ConnectionError("the other rank has ended")
 
         def call():
-            layer.recompress(rows()[0][:, -2:], 0.25, ranks=mdkv.Ranks(0, 2, sum=exchange, least=exchange, first_head=0, heads=2))
+            mdkv.compress(*rows(), 0.25, backend=backend, ranks=mdkv.Ranks(exchange, first_head=0, heads=2))
 
         leave = go_on.set
 
@@ -181,7 +181,7 @@ def read_prompt():
 calls = {"write": lambda: mdkv.write([layer]), "read": lambda: mdkv.read(data), "attend": lambda: layer.attend(q[:, :1], to[:, :1]),
          "compress": lambda: mdkv.compress(last, k, v, 0.5, backend=backend), "bytes": lambda: layer.bytes, "reader": read_prompt,
          "log_sum_exps": lambda: mdkv.log_sum_exps(last, k, backend=backend), "budget": lambda: mdkv.Budget.fraction(0.3),
-         "ranks": lambda: mdkv.compress(last, k, v, 0.5, ranks=mdkv.Ranks(0, 2, sum=exchange, least=exchange, first_head=0, heads=2))}
+         "ranks": lambda: mdkv.compress(last, k, v, 0.5, ranks=mdkv.Ranks(exchange, first_head=0, heads=2))}
 
 def work():
     while True:

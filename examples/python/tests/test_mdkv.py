@@ -220,7 +220,7 @@ def test_scratch_is_given_back_at_a_prompts_end(random):
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        mdkv.compress(*rows, 0.25, backend=backend, ranks=mdkv.Ranks(0, 2, sum=exchange, least=exchange, first_head=0, heads=2 * H))
+        mdkv.compress(*rows, 0.25, backend=backend, ranks=mdkv.Ranks(exchange, first_head=0, heads=2 * H))
 
 
 def test_recompress_folds_the_tail(random):

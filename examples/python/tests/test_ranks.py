@@ -24,21 +24,20 @@ def random(request):
 
 
 class Team:
-    """Threads as ranks: numbers of all are joined between two barriers. A thread that ends early breaks the barriers."""
+    """Threads as ranks: numbers of all are added between two barriers. A thread that ends early breaks the barriers."""
 
     def __init__(self, size):
         self.size, self.barrier, self.numbers = size, threading.Barrier(size, timeout=LIMIT / 3), [None] * size
 
-    def join(self, rank, numbers, join):
+    def sum(self, rank, numbers):
         self.numbers[rank] = numbers.copy()
         self.barrier.wait()
-        joined = join(self.numbers)
+        total = sum(self.numbers)
         self.barrier.wait()
-        numbers[:] = joined
+        numbers[:] = total
 
     def ranks(self, rank, **place):
-        return mdkv.Ranks(rank, self.size, sum=lambda x: self.join(rank, x, sum), least=lambda x: self.join(rank, x, np.minimum.reduce),
-                          **place)
+        return mdkv.Ranks(lambda x: self.sum(rank, x), **place)
 
     def run(self, body):
         """body(rank) of all ranks at once: results, or the exceptions in their places."""
@@ -121,8 +120,7 @@ def test_one_budget_chooses_as_one_rank_bit_for_bit(random, name, counts):
             assert np.concatenate([result[1][i][0] for result in found]).tobytes() == rungs.tobytes()
             assert np.concatenate([result[1][i][1] for result in found]).tobytes() == attended.tobytes()
             assert sum(result[1][i][2] for result in found) == arena
-        sent = {(ranks.exchanges, ranks.bytes) for _, _, ranks in found}
-        assert len(sent) == 1 and (sent == {(0, 0)}) == (len(counts) == 1)
+        assert len({(ranks.exchanges, ranks.bytes) for _, _, ranks in found}) == 1
 
 
 def compress_on(team, layers, **changes):
@@ -168,17 +166,17 @@ def expects_equal(parts, whole):
 
 
 @pytest.mark.parametrize("own,others,changes", [
-    ("limit in bytes of rank 1 is not that of rank 0", None, {"limit": lambda x: 0.3}),
-    ("no share of the uncompressed bytes", "rank 1 refuses", {"limit": lambda x: 300}),
-    ("a share from 0 to 1 or an mdkv.Budget is needed", "rank 1 refuses", {"limit": lambda x: "much"}),
-    ("cannot hold the window", "rank 1 refuses", {"limit": lambda x: mdkv.Budget.bytes(5)}),
-    ("keys", "rank 1 refuses", {"keys": lambda x: x * np.nan}),
-    ("it must be at least 1", "rank 1 refuses", {"preset": lambda x: x.replace(queries=0)}),
-    ("there are float32, float16", "rank 1 refuses", {"keys": lambda x: x.astype(np.float64)}),
-    ("element type is float16", "rank 1 refuses", {"queries": lambda x: x.astype(np.float16)}),
-    ("preset.shared of rank 1 is not that", None, {"preset": lambda x: x.replace(shared=None)}),
+    ("ranks differ in the call, the preset", None, {"limit": lambda x: 0.3}),
+    ("no share of the uncompressed bytes", "another rank refuses", {"limit": lambda x: 300}),
+    ("a share from 0 to 1 or an mdkv.Budget is needed", "another rank refuses", {"limit": lambda x: "much"}),
+    ("cannot hold the window", "another rank refuses", {"limit": lambda x: mdkv.Budget.bytes(5)}),
+    ("keys", "another rank refuses", {"keys": lambda x: x * np.nan}),
+    ("it must be at least 1", "another rank refuses", {"preset": lambda x: x.replace(queries=0)}),
+    ("there are float32, float16", "another rank refuses", {"keys": lambda x: x.astype(np.float64)}),
+    ("element type is float16", "another rank refuses", {"queries": lambda x: x.astype(np.float16)}),
+    ("ranks differ in the call, the preset", None, {"preset": lambda x: x.replace(shared=None)}),
     ("not every one of 5 heads is on one rank", None, {"first_head": lambda x: x + 1}),
-    ("this rank's 1 heads from 5 on are not among the 5 of all ranks", "rank 1 refuses", {"first_head": lambda x: 5}),
+    ("this rank's 1 heads from 5 on are not among the 5 of all ranks", "another rank refuses", {"first_head": lambda x: 5}),
 ])
 def test_an_error_of_one_rank_is_one_of_all(random, own, others, changes):
     with np.errstate(all="ignore"):
@@ -188,30 +186,29 @@ def test_an_error_of_one_rank_is_one_of_all(random, own, others, changes):
         assert (own if rank == 1 or others is None else others) in str(error)
 
 
-def alone(**functions):
-    """Rank 0 of 2, with functions of which nobody waits for another rank."""
-    return mdkv.Ranks(0, 2, **{"sum": lambda x: None, "least": lambda x: None, **functions}, first_head=0, heads=H)
+def alone(total=lambda x: None):
+    """The first of some ranks, with a function that does not wait for another one."""
+    return mdkv.Ranks(total, first_head=0, heads=H)
 
 
 def test_exceptions_of_functions_leave_the_call(random):
     layer = layers_of(random, 1)[0]
-    for name in ("sum", "least"):
-        def fails(numbers):
-            raise ZeroDivisionError(f"{name} of {numbers.dtype} {numbers.shape}")
 
-        ranks = alone(**{name: fails})
-        with pytest.raises(ZeroDivisionError, match="sum of int64|least of uint64"):
-            mdkv.compress(*layer, 0.2, ranks=ranks)
-        assert ranks.exchanges >= 1
-    with pytest.raises(TypeError, match="least must change the numbers in place.* it returned .*int"):
-        mdkv.compress(*layer, 0.2, ranks=alone(least=lambda x: 7))
+    def fails(numbers):
+        raise ZeroDivisionError(f"sum of {numbers.dtype} {numbers.shape}")
+
+    ranks = alone(fails)
+    with pytest.raises(ZeroDivisionError, match="sum of int64"):
+        mdkv.compress(*layer, 0.2, ranks=ranks)
+    assert ranks.exchanges >= 1
+    with pytest.raises(TypeError, match="sum must change the numbers in place.* it returned .*int"):
+        mdkv.compress(*layer, 0.2, ranks=alone(lambda x: 7))
     team = Team(2)
 
     def breaks(rank):
         ranks = team.ranks(rank, first_head=3 * rank, heads=H)
         if rank == 1:
-            ranks = mdkv.Ranks(1, 2, sum=lambda x: team.barrier.abort(), least=lambda x: team.join(1, x, np.minimum.reduce),
-                               first_head=3, heads=H)
+            ranks = mdkv.Ranks(lambda x: team.barrier.abort(), first_head=3, heads=H)
         return compressed(part([layer], 3 * rank, 3 - rank), mdkv.presets.by_window, 0.2, ranks=ranks)
 
     found = team.run(breaks)
@@ -222,9 +219,8 @@ def test_arrays_may_be_kept(random):
     kept = []
     with pytest.raises(ValueError):  # the other rank's heads are missing
         mdkv.compress(*(x[: 3 * (G if i == 0 else 1)] for i, x in enumerate(layers_of(random, 1)[0])), 0.2,
-                      ranks=alone(sum=kept.append, least=kept.append))
-    assert {x.dtype for x in kept} == {np.dtype(np.uint64), np.dtype(np.int64)}
-    assert all(x.flags.writeable and x.ndim == 1 for x in kept)
+                      ranks=alone(kept.append))
+    assert kept and all(x.dtype == np.int64 and x.flags.writeable and x.ndim == 1 for x in kept)
 
 
 def test_other_threads_may_ask_while_ranks_exchange(random):
@@ -238,9 +234,9 @@ def test_other_threads_may_ask_while_ranks_exchange(random):
                 asked.append(threading.Thread(target=lambda: asked.extend((layer.bytes, layer.rungs, layer.copy())), daemon=True))
                 asked[0].start()
                 asked[0].join(0.3)
-            team.join(rank, numbers, sum)
+            team.sum(rank, numbers)
 
-        ranks = mdkv.Ranks(rank, 2, sum=slowly, least=lambda x: team.join(rank, x, np.minimum.reduce), first_head=3 * rank, heads=H)
+        ranks = mdkv.Ranks(slowly, first_head=3 * rank, heads=H)
         return compressed(part(layers, 3 * rank, 3 - rank), mdkv.presets.by_window, 0.2, ranks=ranks,
                           backend=backend if rank == 0 else None)
 
@@ -252,41 +248,25 @@ def test_other_threads_may_ask_while_ranks_exchange(random):
 def test_ranks_of_an_object_that_holds_them_are_freed():
     class Engine:
         def __init__(self):
-            self.ranks = mdkv.Ranks(1, 3, sum=self.sum, least=self.sum, first_head=2, heads=5)
+            self.ranks = mdkv.Ranks(self.sum, first_head=2, heads=5)
 
         def sum(self, numbers):
             pass
 
     engine = Engine()
-    assert (engine.ranks.rank, engine.ranks.size, engine.ranks.first_head, engine.ranks.heads) == (1, 3, 2, 5)
+    assert (engine.ranks.first_head, engine.ranks.heads) == (2, 5)
     gone = weakref.ref(engine)
     del engine
     gc.collect()
     assert gone() is None
 
 
-@pytest.mark.parametrize("options,message", [
-    (dict(rank=3), "rank is 3; it must be from 0 to 2"), (dict(size=0), "size is 0; it must be at least 1"),
-    (dict(first_head=6), "first_head is 6; it must be from 0 to 5"), (dict(first_head=-1), "first_head is -1"),
-    (dict(first_layer=2), "first_layer is 2; it must be from 0 to 0"),
-    (dict(first_layer=4, layers=3), "first_layer is 4; it must be from 0 to 3"),
-])
-def test_arguments_of_ranks(options, message):
-    options = {**dict(rank=0, size=3, sum=print, least=print, first_head=0, heads=5), **options}
-    with pytest.raises(ValueError, match=message):
-        mdkv.Ranks(options.pop("rank"), options.pop("size"), **options)
-
-
-def test_arguments_of_prompts_over_ranks():
-    def make(**options):
-        return mdkv.Prompt(mdkv.presets.best, **{**dict(layers=2, heads=2, key_dim=D, tokens=N, dtype="float32", rope=mdkv.Rope()), **options})
-
-    ranks = mdkv.Ranks(0, 3, sum=print, least=print, first_head=0, heads=5, first_layer=0, layers=7)
-    with pytest.raises(ValueError, match="this rank has 2 of 5 heads, and 2 of 7 layers; layer_ranks must say"):
-        make(ranks=ranks)
-    with pytest.raises(ValueError, match="layer_ranks is given, but not ranks"):
-        make(layer_ranks=ranks)
+def test_arguments():
+    for first in (-1, 6):
+        with pytest.raises(ValueError, match=f"first_head is {first}; it must be from 0 to 5"):
+            mdkv.Ranks(print, first_head=first, heads=5)
+    options = dict(layers=2, heads=2, key_dim=D, tokens=N, dtype="float32", rope=mdkv.Rope())
     with pytest.raises(TypeError, match="an mdkv.Ranks or None is needed"):
-        make(ranks=7)
-    make(ranks=ranks, layer_ranks=mdkv.Ranks(0, 2, sum=print, least=print, first_head=0, heads=5))
-    make(ranks=ranks, heads=5)
+        mdkv.Prompt(mdkv.presets.best, **options, ranks=7)
+    with pytest.raises(ValueError, match="this rank's 2 heads from 4 on are not among the 5 of all ranks"):
+        mdkv.Prompt(mdkv.presets.best, **options, ranks=mdkv.Ranks(print, first_head=4, heads=5))

@@ -1,6 +1,6 @@
 """test_tensor_parallel.py: three processes over gloo with a small random model of 3 KV heads, spread by transformers' tensor
 parallelism, and with real models where MDKV_REFERENCE_MODEL and MDKV_SECOND_MODEL name GGUF files. Process 0 repeats what all have
-given to their prompts and layers as one process with all heads: bit for bit the same. Run as `__main__` this file is one of the
+given to their prompts as one process with all heads: bit for bit the same. Run as `__main__` this file is one of the
 processes."""
 import copy
 import datetime
@@ -65,7 +65,7 @@ def test_one_budget_over_three_processes(tmp_path, model_folder):
 
 
 @pytest.mark.parametrize("variable, size", [("MDKV_REFERENCE_MODEL", 3), ("MDKV_SECOND_MODEL", 2)])
-def test_folds_of_real_models(tmp_path, variable, size):
+def test_real_models(tmp_path, variable, size):
     if not os.environ.get(variable):
         pytest.skip(f"{variable} names no model")
     codes, outputs = processes(tmp_path, "real", gguf_folder.folder_of(os.environ[variable]), "best", "600", "50", "12", size=size)
@@ -88,12 +88,12 @@ def kept(arguments):
 
 
 class Recorded:
-    """An mdkv.Prompt and its layers as RecordedLayer: all calls, with rungs and what layers hold."""
+    """An mdkv.Prompt: all calls, with rungs and what layers hold."""
 
     made, real = [], mdkv.Prompt
 
     def __init__(self, *arguments, **options):
-        self.of, self.calls, self.layers = Recorded.real(*arguments, **options), [], []
+        self.of, self.calls = Recorded.real(*arguments, **options), []
         self.arguments, self.options = arguments, {name: one for name, one in options.items() if name not in ("ranks", "backend")}
         Recorded.made.append(self)
 
@@ -101,27 +101,8 @@ class Recorded:
         def call(*arguments):
             result = getattr(self.of, name)(*arguments)
             self.calls.append((name, kept(arguments), held(name, result)))
-            if name == "pack":
-                self.layers.append(RecordedLayer(result[0]))
-                return self.layers[-1], result[1]
             return result
         return call
-
-
-class RecordedLayer:
-    """An mdkv.Layer, the calls that change it, without limits and presets, and what it holds after each fold."""
-
-    def __init__(self, of):
-        self.of, self.calls = of, []
-
-    def __getattr__(self, name):
-        def call(*arguments, **options):
-            result = one(*arguments, **options)
-            fold = name == "recompress"
-            self.calls.append((name, kept(arguments[:1] if fold else arguments), contents(self.of) if fold else None))
-            return result
-        one = getattr(self.of, name)
-        return call if name in ("append", "recompress") else one
 
 
 def held(name, result):
@@ -136,40 +117,34 @@ def joined(calls):
 
 
 def repeat_as_one():
-    """Process 0 repeats the calls of all processes' prompts and layers with all heads, within limits of its own, and compares:
-    after the prompt, and after each fold, every token of every head has the same rung, and the same bytes."""
-    heads = folds = 0
+    """Process 0 repeats the calls of all processes' prompts with all heads, and compares: every token of every head has the same
+    rung, and the same bytes."""
+    heads = 0
     for recorded in Recorded.made:
-        parts = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, (recorded.calls, [layer.calls for layer in recorded.layers]))
+        prompts = [None] * dist.get_world_size()
+        dist.all_gather_object(prompts, recorded.calls)
         if dist.get_rank() > 0:
             continue
-        whole = Recorded.real(recorded.arguments[0], **{**recorded.options, "heads": recorded.options["heads"] * len(parts)})
-        prompts, layers = zip(*parts)
-        made = []
+        whole = Recorded.real(recorded.arguments[0], **{**recorded.options, "heads": recorded.options["heads"] * len(prompts)})
         for calls in zip(*prompts, strict=True):
             name, arguments = joined(calls)
             result = getattr(whole, name)(*arguments)
             if name == "rungs_of":
                 assert b"".join(call[2] for call in calls) == held(name, result)
             if name == "pack":
-                made.append(result[0])
                 expects_equal([call[2] for call in calls], held(name, result))
-        for layer, lists in zip(made, zip(*layers), strict=True):
-            limit = mdkv.Budget.bytes(layer.bytes["arena"])
-            for calls in zip(*lists, strict=True):
-                name, arguments = joined(calls)
-                if name == "append":
-                    layer.append(*arguments)
-                else:
-                    layer.recompress(*arguments, limit, recorded.arguments[0])
-                    expects_equal([call[2] for call in calls], contents(layer))
-                    folds += 1
-        heads += sum(layer.heads for layer in made)
+                heads += result[0].heads
     if dist.get_rank() == 0:
-        assert folds >= 2 * sum(len(recorded.layers) for recorded in Recorded.made) > 0
-        print(f"{recorded.arguments[0]}: {heads} heads are equal, {made[0].compressed_tokens} tokens after {folds} folds")
+        assert heads > 0
+        print(f"{recorded.arguments[0]}: {heads} heads are equal")
     Recorded.made.clear()
+
+
+def expects_folded(cache, tail):
+    """Each process has folded its own heads into the bytes that they got with the prompt."""
+    for layer in cache.compressed:
+        for one, limit in zip(layer.packed, layer.limits, strict=True):
+            assert one.appended <= tail and one.bytes["arena"] <= limit
 
 
 @torch.no_grad()
@@ -187,7 +162,8 @@ def model_task(folder):
     for preset in ("best", "any_question", "by_window"):
         cache = make(preset=preset, tail=8)
         found[preset] = model.generate(ids, past_key_values=cache, **options)
-        assert cache.get_seq_length() == TOKENS + LATER - 1 and cache.compressed[0].packed[0].appended <= 8
+        assert cache.get_seq_length() == TOKENS + LATER - 1
+        expects_folded(cache, 8)
         assert copy.deepcopy(cache).group is dist.group.WORLD
         assert [one[0].shape[0] for one in cache.rungs] == [1] * 3
         repeat_as_one()
@@ -207,10 +183,10 @@ def model_task(folder):
         else:
             raise AssertionError(f"not refused: {match}")
 
-    refused("limit in bytes of rank 2 is not that of rank 0", ValueError, lambda: model(ids, past_key_values=make(0.5 if rank == 2 else 0.25)))
+    refused("ranks differ in", ValueError, lambda: model(ids, past_key_values=make(0.5 if rank == 2 else 0.25)))
     refused("cannot hold the window", ValueError, lambda: model(ids, past_key_values=make(mdkv.Budget.bytes(9))))
-    refused("tail of rank 2 is 9, of rank 0 8", ValueError, lambda: model(ids, past_key_values=make(tail=9 if rank == 2 else 8)))
-    refused("tail of rank 1 is None, of rank 0 8", ValueError, lambda: model(ids, past_key_values=make(tail=8 if rank != 1 else None)))
+    refused("prompt_tokens of rank 2 is 9, of rank 0 None", ValueError,
+            lambda: model(ids, past_key_values=make(prompt_tokens=9 if rank == 2 else None)))
     alone = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     expected = alone.generate(ids, past_key_values=plain(alone), **options)
     assert torch.equal(whole, expected)
@@ -243,6 +219,7 @@ def real_task(folder, presets, tokens, later, tail):
         model(ids[:, :tokens], past_key_values=cache, logits_to_keep=1)
         for i in range(tokens, tokens + later):
             model(ids[:, i : i + 1], past_key_values=cache)
+        expects_folded(cache, int(tail))
         repeat_as_one()
 
 

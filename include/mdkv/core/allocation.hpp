@@ -3,6 +3,7 @@
 
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/ranks.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 
@@ -93,9 +94,10 @@ struct allocate_options
 
     projection_charge charge = projection_charge::by_use;
 
-    /// Over ranks: number of layers that the heads belong to, layer by layer from `rank_heads::first_layer` on; all layers share
-    /// the limit. 0: the heads are of one layer, which has the limit for itself.
-    index_t layers = 0;
+    /// Other ranks that have further heads under the same limit. All of them make the call with the same arguments, which is not
+    /// checked: `prompt` checks it. Reports are then those of all heads.
+    mdkv::ranks const* ranks = nullptr;
+    index_t layers           = 1; ///< over ranks: layers of the heads, layer by layer
 };
 
 /// The outcome of allocate. If several hold, the first in the order over_limit, non_finite_loss, unprojected_only, optimal.

@@ -105,10 +105,6 @@ private:
 template <class B>
 concept backend = requires { space{B::memory_space}; };
 
-/// Ranks among which heads are spread: core/ranks.hpp.
-template <space S>
-class ranks;
-
 /// A view that a stage reads, in the backend's memory.
 template <class T, std::size_t Rank, backend B>
 using in_view = view<T const, Rank, B::memory_space>;

@@ -23,7 +23,6 @@ struct backend
 
     workspace* scratch = nullptr;
     executor_ref executor{};
-    mdkv::ranks<space::host> const* ranks = nullptr; ///< see core/ranks.hpp; null: all heads are here
 
     /// Workers, each with scratch memory of its own, of a loop over `count` items.
     [[nodiscard]] index_t workers(index_t count) const noexcept

@@ -12,6 +12,7 @@
 #include <mdkv/cpu/detail/score_block.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
+#include <mdkv/detail/score_losses.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/score_prepare.hpp>
 
@@ -58,8 +59,12 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     plan.memory            = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory          = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
     std::byte* const rooms = frame.take<std::byte>(checked_multiply(workers, per_worker));
-    plan.terms             = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.term_floats())) : nullptr;
-    if (!frame.ready() || tokens == 0) { return; }
+    plan.set_totals(loss, frame.take<float>(plan.spare_floats(heads) + plan.sum_floats(heads)));
+    if (!frame.ready())
+    {
+        return mdkv::detail::score_by_totals<T, backend>(on, keys, values, key_basis, value_basis, plan, loss);
+    }
+    if (tokens == 0) { return; }
 
     for (index_t i = 0; options.query_weights && i < queries.extent(1); ++i)
     {
@@ -74,7 +79,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     };
     mdkv::detail::score_queries<backend, U> const panels{queries, plan};
     run(on, panels, heads * panels.panels());
-    mdkv::detail::score_bases<backend> const bases{key_basis, value_basis, plan};
+    mdkv::detail::score_bases<backend> const bases{key_basis, plan};
     run(on, bases, heads * bases.per_head());
     on.for_each(heads, [&](index_t head, index_t) { detail::multiply_queries(plan, plan.head(head)); });
     run(on,
@@ -125,23 +130,16 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         {
             index_t const count = (std::min)(block, end - t);
             detail::score_block const here{scratch, plan, h, t, count};
-            if (plan.more == 0 || plan.softmaxes > 1 || plan.rotates) // otherwise sweep one has left all that is needed
+            if (plan.more == 0 || plan.softmaxes > 1) // otherwise sweep one has left all that is needed
             {
                 tile::read_block(keys, head, t, count, scratch.rows);
                 here.project_keys();
             }
-            here.add_losses();
-            here.add_noise();
-
-            tile::read_block(values, head, t, count, scratch.rows);
-            here.write_losses(value_basis, head, loss);
+            here.add_totals();
+            here.write_totals(head);
         }
     });
-    index_t const centred_heads = plan.terms != nullptr ? heads : 0;
-    run(on, mdkv::detail::score_value_sums<T, backend>{values, plan}, centred_heads * plan.value_pieces());
-    run(on, mdkv::detail::score_centre{plan}, centred_heads);
-    mdkv::detail::score_centred<T, backend> const centred{values, plan, loss};
-    run(on, centred, centred_heads * centred.per_head());
+    mdkv::detail::score_by_totals<T, backend>(on, keys, values, key_basis, value_basis, plan, loss);
 }
 
 } // namespace MDKV_NAMESPACE::cpu

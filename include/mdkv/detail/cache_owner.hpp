@@ -136,8 +136,8 @@ public:
     ~cache_owner()                             = default;
 
     /// Limit of the arena for folds that are given none, as `prompt`, `reader` or `compress` left it: the layer's budget, or if
-    /// layers share one and tokens were lowered, the bytes that the layer got. Over ranks a layer's budget is that of all its heads.
-    /// 0: the cache was filled otherwise. May be set.
+    /// layers share one and tokens were lowered, the bytes that the layer got. Over ranks it is that of this
+    /// rank's heads. 0: the cache was filled otherwise. May be set.
     index_t fold_limit = 0;
 
     /// The view for stages that write.

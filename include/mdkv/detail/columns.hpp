@@ -111,6 +111,27 @@ MDKV_HD void column_products(Team const&, float const* const (&direction)[Sums],
     }
 }
 
+/// to[j][i] = sum over d, ascending, of columns[d][i] * direction(j)[d], for the n directions j and the tokens i of a tile.
+template <team Team, class Direction>
+MDKV_HD void project_columns(Team const& t, float const* columns, int dim, int n, Direction const& direction, float* to)
+{
+    constexpr int sums    = 8; // that grow side by side
+    constexpr int lanes   = Team::lanes;
+    constexpr int vectors = tile_tokens / lanes; // vectors of a column
+    for (int i = member(t); i < (n + sums - 1) / sums * vectors; i += members(t))
+    {
+        int const j = i / vectors * sums;
+        float const* directions[sums]{};
+        for (int k = 0; k < sums; ++k) { directions[k] = direction(j + k < n ? j + k : j); }
+        float sum[sums][std::size_t{lanes}];
+        column_products(t, directions, columns + i % vectors * lanes, dim, sum);
+        for (int k = 0; k < sums && j + k < n; ++k)
+        {
+            for (int l = 0; l < lanes; ++l) { to[(j + k) * tile_tokens + i % vectors * lanes + l] = sum[k][l]; }
+        }
+    }
+}
+
 /// to[l] = 2^x[l] for x <= 127, to a few units of rounding; 0 below -126. A backend may have an overload of its own.
 template <team Team>
 MDKV_HD void powers_of_two(Team const&, float const (&x)[std::size_t{Team::lanes}], float* to)

@@ -124,8 +124,8 @@ private:
             for (index_t i = share.row; whole && i < n; i += share.rows)
             {
                 double* const row     = factor.row(head, i);
-                double const multiple = i == pivot ? 0 : top[i] / square;
-                for (index_t j = share.column; j < n; j += t.size()) { row[j] -= multiple * top[j]; }
+                double const multiple = top[i] / square;
+                for (index_t j = share.column; i != pivot && j < n; j += t.size()) { row[j] -= multiple * top[j]; }
             }
             t.sync();
         }

@@ -6,11 +6,9 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/columns.hpp>
-#include <mdkv/detail/hadamard.hpp>
-#include <mdkv/detail/lanes.hpp>
-#include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/detail/tile_codec.hpp>
 #include <mdkv/detail/tile_loops.hpp>
 
 #include <cstddef>
@@ -25,12 +23,11 @@ struct pack_tiles
 {
     static constexpr char const* name = "pack_tiles";
     static constexpr int threads      = 128;
-    static constexpr int sums         = 8; ///< sums of products that grow side by side
 
-    using walk_of_tiles        = tile_walk<T, B::memory_space, true>;
-    using scratch              = typename walk_of_tiles::scratch;
-    using tile_ref             = typename walk_of_tiles::tile_ref;
-    static constexpr int tile  = walk_of_tiles::tile;
+    using walk_of_tiles          = tile_walk<T, B::memory_space, true>;
+    using scratch                = typename walk_of_tiles::scratch;
+    using tile_ref               = typename walk_of_tiles::tile_ref;
+    static constexpr int tile    = walk_of_tiles::tile;
     static constexpr int at_once = walk_of_tiles::at_once;
 
     walk_of_tiles walk;
@@ -114,7 +111,12 @@ private:
             if (in_basis) { project(t, memory, ref, c, n, dim); }
             else { load(t, memory, c, n, memory.x); }
             if (ref.rows.kind == storage::plain) { write_elements(t, memory, ref, c, n); }
-            else { write_codes(t, memory, ref, c, n); }
+            else
+            {
+                if (ref.basis == run_basis::rotated) { rotate(t, memory.x, n, memory.mean + c, memory.factor + c); }
+                write_codes(t, memory.x, n, ref.rows.kind, ref.rows.group(ref.first, c / at_once), ref.count,
+                    memory.minimum, memory.scale, ref.rows.begin + ref.rows.tile(ref.first));
+            }
         }
     }
 
@@ -159,23 +161,10 @@ private:
     template <team Team>
     MDKV_HD void project(Team const& t, scratch const& memory, tile_ref const& ref, int c, int n, int dim) const
     {
-        constexpr int lanes = Team::lanes;
-        constexpr int vectors = tile / lanes; // vectors of a column
-        auto const& basis     = ref.rows.by_token ? walk.value_basis : walk.key_basis;
+        auto const& basis = ref.rows.by_token ? walk.value_basis : walk.key_basis;
         t.sync(); // x may still be read
-        for (int i = member(t); i < (n + sums - 1) / sums * vectors; i += members(t))
-        {
-            int const j               = i / vectors * sums;
-            float const* const column = memory.columns + i % vectors * lanes;
-            float const* direction[sums]{};
-            for (int k = 0; k < sums; ++k) { direction[k] = basis.row(ref.h, c + (j + k < n ? j + k : j)); }
-            float sum[sums][std::size_t{lanes}];
-            column_products(t, direction, column, dim, sum);
-            for (int k = 0; k < sums && j + k < n; ++k)
-            {
-                for (int l = 0; l < lanes; ++l) { memory.x[(j + k) * tile + i % vectors * lanes + l] = sum[k][l]; }
-            }
-        }
+        project_columns(
+            t, memory.columns, dim, n, [&](int j) { return basis.row(ref.h, c + j); }, memory.x);
         t.sync();
     }
 
@@ -221,66 +210,6 @@ private:
             for (int l = 0; l < lanes; ++l) { line[l] = narrow<T>(x[l]); }
             put(line, ref.count - from.token, to + from.row * ref.rows.step(ref.first) + from.token * apart, apart);
         }
-    }
-
-    /// The group of n coordinates from c on.
-    template <team Team>
-    MDKV_OUTLINE MDKV_HD static void write_codes(
-        Team const& t, scratch const& memory, tile_ref const& ref, int c, int n)
-    {
-        constexpr int lanes     = Team::register_lanes;
-        using floats            = lane_floats<lanes>;
-        storage const kind      = ref.rows.kind;
-        coded_group const group = ref.rows.group(ref.first, c / at_once);
-        std::byte* const to     = ref.rows.begin + ref.rows.tile(ref.first);
-        auto const most         = static_cast<float>(most_code(kind));
-        if (ref.basis == run_basis::rotated)
-        {
-            for_coordinates(t, n, [&](int j, int i) {
-                floats const centred = load_lanes<floats>(memory.x + j * tile + i) - memory.mean[c + j];
-                store_lanes(memory.x + j * tile + i, centred * memory.factor[c + j]);
-            });
-            t.sync();
-            hadamard_by_team<tile>(t, memory.x, n);
-        }
-        for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
-        {
-            quantiser<lanes> const q = column_bounds<lanes>{memory.x + i, n, tile}.fitted(kind);
-            store_lanes(memory.minimum + i, q.minimum);
-            store_lanes(memory.scale + i, q.inverse);
-            float scale[std::size_t{lanes}];
-            store_lanes(scale, q.scale);
-            for (int l = 0; l < lanes && i + l < ref.count; ++l)
-            {
-                store_at(to + group.scale(i + l), narrow<half>(scale[l]));
-                store_at(to + group.minimum(i + l), narrow<half>(memory.minimum[i + l]));
-            }
-        }
-        t.sync();
-        for (int i = member(t) * lanes; i < group.bytes * tile; i += members(t) * lanes)
-        {
-            quantiser<lanes> q;
-            q.minimum       = load_lanes<floats>(memory.minimum + i % tile);
-            q.inverse       = load_lanes<floats>(memory.scale + i % tile);
-            floats code     = q.codes(load_lanes<floats>(memory.x + i), most);
-            int const other = i + group.bytes * tile; // for 4 bits, the code in the byte's upper half
-            if (kind == storage::int4 && other < n * tile)
-            {
-                code += 16.0F * q.codes(load_lanes<floats>(memory.x + other), most);
-            }
-            store_lanes(memory.x + i, code);
-        }
-        t.sync();
-        for_codes(t, group, [&](int byte, int start, int step, auto count) {
-            constexpr int bytes = decltype(count)::value;
-            std::uint32_t word  = 0;
-            for (int k = 0; k < bytes; ++k)
-            {
-                word |= static_cast<std::uint32_t>(static_cast<int>(memory.x[start + k * step])) << 8 * k;
-            }
-            if constexpr (bytes == 4) { store_at(to + group.codes + byte, word); }
-            else { __builtin_memcpy(to + group.codes + byte, &word, bytes); }
-        });
     }
 };
 

@@ -41,7 +41,6 @@ struct lay_out_heads
     bool bases;                   ///< neither basis is missing
     in_view<index_t, 2, B> first; // [H, R+1] where each rung's tokens begin
     stand_in_counts stand_ins;
-    index_t* needed; // [1]  bytes of the arena, or the largest index_t if a basis is missing
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t) const
@@ -69,9 +68,8 @@ struct lay_out_heads
             }
             bytes += sum.total;
         }
-        index_t const all = t.sum(unbased) > 0 ? INT64_MAX : bytes;
-        for (index_t h = t.rank(); all > cache.arena_bytes && h < layout.heads; h += t.size()) { cache.heads[h] = {}; }
-        if (t.rank() == 0) { *needed = all; }
+        bool const stores = t.sum(unbased) == 0 && bytes <= cache.arena_bytes;
+        for (index_t h = t.rank(); !stores && h < layout.heads; h += t.size()) { cache.heads[h] = {}; }
         if (t.rank() == 0 && cache.appended != nullptr) { *cache.appended = 0; }
     }
 };
@@ -174,7 +172,7 @@ template <backend B, element T>
 void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
     in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
     in_view<float, 3, B> channels, in_view<float, 2, B> value_means, in_view<std::uint8_t, 2, B> rung,
-    cache_view<T, B::memory_space> const& cache, out_view<index_t, 1, B> needed, in_view<float, 3, B> stand_in_keys,
+    cache_view<T, B::memory_space> const& cache, in_view<float, 3, B> stand_in_keys,
     in_view<float, 3, B> stand_in_values, in_view<std::uint8_t, 2, B> carried = {}, head_entry const* stored = nullptr)
 {
     cache_layout const& layout = cache.layout;
@@ -184,7 +182,6 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
     workspace::frame frame{*on.scratch, "pack"};
     auto const positions = scratch_view<std::int32_t>(on, frame, heads, tokens);
     auto const first     = scratch_view<index_t>(on, frame, heads, rungs + 1);
-    auto const counted   = scratch_view<index_t>(on, frame, 1);
     index_t const coded  = layout.any_rotated() ? heads : 0;
     auto const fitted    = scratch_view<float>(on, frame, channels.empty() ? coded : 0, 3, layout.dims.keys);
     auto const means     = scratch_view<float>(on, frame, value_means.empty() ? coded : 0, layout.dims.values);
@@ -202,9 +199,7 @@ void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in
             cache.arena_bytes, " bytes, ", bytes, " are needed");
     }
     run(on, sort_slots<B>{rung, positions, first}, heads);
-    lay_out_heads<T, B> const entries{
-        cache, bases, as_input(first), stand_ins, (needed.empty() ? counted : needed).data_handle()};
-    run(on, entries, 1);
+    run(on, lay_out_heads<T, B>{cache, bases, as_input(first), stand_ins}, 1);
     run(on,
         write_channels<T, B>{
             channels, value_means, {{}, keys, fitted}, {values, means}, as_input(positions), as_input(first), cache},

@@ -7,12 +7,11 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/columns.hpp>
-#include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
-#include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/detail/tile_codec.hpp>
 #include <mdkv/detail/tile_loops.hpp>
 
 #include <cstddef>
@@ -157,7 +156,12 @@ private:
             int const n    = ref.rows.coordinates - c < at_once ? ref.rows.coordinates - c : at_once;
             float* const x = in_basis ? memory.columns + c * tile : memory.x;
             if (ref.rows.kind == storage::plain) { read_elements(t, ref, c, n, x); }
-            else { read_codes(t, memory, ref, c, n, x); }
+            else
+            {
+                read_codes(t, ref.rows.begin + ref.rows.tile(ref.first), ref.rows.group(ref.first, c / at_once),
+                    ref.rows.kind, n, memory.minimum, memory.scale, x);
+                if (ref.basis == run_basis::rotated) { rotate_back(t, x, n, memory.mean + c, memory.factor + c); }
+            }
             t.sync();
             if (!in_basis) { write(t, memory, ref.count, c, n, x); }
         }
@@ -178,61 +182,6 @@ private:
         index_t const step = ref.rows.step(ref.first);
         for_tokens(t, ref.count, n, [&](int i, int j) {
             x[j * tile + i] = widen(load_at<T>(ref.rows.begin + ref.rows.coordinate(ref.first + i, c) + j * step));
-        });
-    }
-
-    template <team Team>
-    MDKV_OUTLINE MDKV_HD static void read_codes(
-        Team const& t, scratch const& memory, tile_ref const& ref, int c, int n, float* x)
-    {
-        constexpr int lanes         = Team::register_lanes;
-        using floats                = lane_floats<lanes>;
-        coded_group const group     = ref.rows.group(ref.first, c / at_once);
-        std::byte const* const from = ref.rows.begin + ref.rows.tile(ref.first);
-        for (int i = member(t); i < tile; i += members(t))
-        {
-            bool const in_range = i < group.width;
-            memory.minimum[i]   = in_range ? widen(load_at<half>(from + group.minimum(i))) : 0.0F;
-            memory.scale[i]     = in_range ? widen(load_at<half>(from + group.scale(i))) : 0.0F;
-        }
-        if (group.width < tile) // a short tile has codes of 16 tokens, too
-        {
-            for (int i = member(t); i < group.bytes * tile; i += members(t)) { x[i] = 0.0F; }
-            t.sync();
-        }
-        for_codes(t, group, [&](int byte, int first, int step, auto count) {
-            constexpr int bytes = decltype(count)::value;
-            std::uint8_t codes[std::size_t{bytes}];
-            if constexpr (bytes == 4)
-            {
-                auto const word = load_at<std::uint32_t>(from + group.codes + byte);
-                __builtin_memcpy(codes, &word, sizeof codes);
-            }
-            else { __builtin_memcpy(codes, from + group.codes + byte, sizeof codes); }
-            for (int k = 0; k < bytes; ++k) { x[first + k * step] = static_cast<float>(codes[k]); }
-        });
-        t.sync();
-        for (int i = member(t) * lanes; i < group.bytes * tile; i += members(t) * lanes)
-        {
-            quantiser<lanes> q;
-            q.minimum   = load_lanes<floats>(memory.minimum + i % tile);
-            q.scale     = load_lanes<floats>(memory.scale + i % tile);
-            floats code = load_lanes<floats>(x + i);
-            if (ref.rows.kind == storage::int4)
-            {
-                floats const upper = cut_off(code * 0.0625F);
-                int const other    = i + group.bytes * tile;
-                if (other < n * tile) { store_lanes(x + other, q.values(upper)); }
-                code -= 16.0F * upper;
-            }
-            store_lanes(x + i, q.values(code));
-        }
-        if (ref.basis != run_basis::rotated) { return; }
-        t.sync();
-        hadamard_by_team<tile>(t, x, n);
-        for_coordinates(t, n, [&](int j, int i) {
-            floats const scaled = load_lanes<floats>(x + j * tile + i) * memory.factor[c + j];
-            store_lanes(x + j * tile + i, scaled + memory.mean[c + j]);
         });
     }
 

@@ -61,7 +61,7 @@ void turn_rows(B const& on, refit_blocks const& shape, in_view<U, 3, B> queries,
     }
 }
 
-/// What rows have gathered of the keys that they saw: outputs are to be divided by the sums.
+/// Softmaxes of rows over the keys that they saw so far: outputs are to be divided by the sums.
 template <backend B>
 struct row_states
 {
@@ -75,7 +75,7 @@ struct row_states
         return {slice<1>(outputs, first, count), slice<1>(largest, first, count), slice<1>(sums, first, count),
             slice<1>(factors, first, count)};
     }
-    /// Those of R rows of H heads in scratch memory.
+    /// States of R rows of H heads in scratch memory.
     [[nodiscard]] static row_states take(B const& on, workspace::frame& frame, index_t H, index_t R, index_t Dv)
     {
         auto const numbers = [&] { return scratch_view<float>(on, frame, H, R); };

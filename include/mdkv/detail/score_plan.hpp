@@ -25,29 +25,22 @@ struct score_rung
     int softmax; ///< number of the softmax that is its P'; 0 unless it is projected
     storage kind;
     bool projected; ///< its coordinates are in the basis
-    int kept_from;  ///< first coordinate that is not already in the previous rung
 
     [[nodiscard]] MDKV_HD bool quantised() const noexcept { return kind != storage::plain; }
-    /// |v'|^2 before rounding: `before`, the previous rung's, plus the squares of the coordinates from kept_from on.
-    [[nodiscard]] MDKV_HD float kept(float before, float squares) const noexcept
-    {
-        return (kept_from == 0 ? 0.0F : before) + squares;
-    }
 };
 
 /// A head's prepared operands.
 struct score_head
 {
-    float* queries;     // [rows / panel, dim, panel]     scaled, in units of log2
-    float* latents;     // [rows / panel, key_columns, panel]  queries in the key basis, scaled alike
-    float* key_basis;   // [dim, key_columns]             transposed, zero-padded
-    float* value_basis; // [value_dim, value_columns]
-    float* lse;         // [softmaxes, rows]              log2, query weights folded in; the exact softmax first
-    float* channels;    // [3, dim], [groups]             means of keys, 1 / scales, scratch; weights of squared ranges
-    float* noise;       // [rungs, groups]                weights of squared ranges of projected coordinates
-    float* means;       // [value_dim]                    means of values, which codes lack
-    float* centre;      // [value_dim]                    mean of values by ||P||, near the rows' outputs
-    float* more;        // operands of the backend's own
+    float* queries;   // [rows / panel, dim, panel]     scaled, in units of log2
+    float* latents;   // [rows / panel, key_columns, panel]  queries in the key basis, scaled alike
+    float* key_basis; // [dim, key_columns]             transposed, zero-padded
+    float* lse;       // [softmaxes, rows]              log2, query weights folded in; the exact softmax first
+    float* channels;  // [3, dim], [groups]             means of keys, 1 / scales, scratch; weights of squared ranges
+    float* noise;     // [rungs, groups]                weights of squared ranges of projected coordinates
+    float* means;     // [value_dim]                    means of values, which codes lack
+    float* centre;    // [value_dim]                    mean of values by ||P||, near the rows' outputs
+    float* more;      // operands of the backend's own
 };
 
 /// The rungs, plain ones first, each holding the coordinates of the one before it; the sizes that follow; the last token
@@ -57,6 +50,7 @@ struct score_plan
 {
     score_rung rungs[max_rungs]{};
     int columns[max_rungs + 1]{}; ///< coordinates of each softmax's keys; entry 0 stands before the first
+    int total_row[max_rungs + 1]; ///< rung in whose row of losses a softmax has its totals first; -1: in `spare`
     int count     = 0;
     int softmaxes = 1;
     int dropped   = -1; ///< index in the ratio set, or none
@@ -81,9 +75,12 @@ struct score_plan
     index_t first_query = 0;       ///< position of query 0
     index_t more        = 0;       ///< floats of a head's operands that are a backend's own
     float* memory       = nullptr; ///< operands of all heads, one after another
-    float* terms =
-        nullptr;      ///< see term(): losses are centred, which takes the masses of all tokens first; null: not centred
-    index_t past = 0; ///< N
+    float* totals       = nullptr; ///< rows of total()
+    index_t rung_step   = 0;       ///< floats from row to row
+    index_t head_step   = 0;       ///< floats from head to head
+    float* spare        = nullptr; ///< [H, N]  the exact softmax's row if all of `totals` belong to others
+    float* sums         = nullptr; ///< see value_sums()
+    index_t past        = 0;       ///< N
 
     /// A plan for the queries [query_group, queries] of each KV head; `tokens` includes the window.
     template <backend B>
@@ -120,30 +117,45 @@ struct score_plan
             }
         }
         while (add_softmax()) {}
+        bool taken[max_rungs]{};
+        for (int r = count - 1; r >= 0; --r) { total_row[rungs[r].softmax] = rungs[r].index; }
+        for (int i = 1; i < softmaxes; ++i) { taken[total_row[i]] = true; }
+        total_row[0] = -1;
+        for (int r = static_cast<int>(ratios.size()) - 1; r >= 0; --r) { total_row[0] = taken[r] ? total_row[0] : r; }
     }
 
-    /// [N]  Numbers that sweep two leaves of a head's tokens if losses are centred: number 0 is ||P||, 1 + 2 r is the norm of
-    /// |P' - P| at rung r, and 2 + 2 r the variance by the codes of rung r. In the place of the loss it leaves |v - v'|^2.
-    [[nodiscard]] MDKV_HD float* term(index_t head, int number) const noexcept
+    /// Totals lie in the rows of losses, which take their place. \param rest   [spare_floats(H)], then [sum_floats(H)]
+    template <space S>
+    void set_totals(view<float, 3, S> const& loss, float* rest) noexcept
     {
-        return terms + head * term_floats() + number * past;
+        totals    = loss.data_handle();
+        head_step = loss.stride(0);
+        rung_step = loss.stride(1);
+        spare     = rest;
+        sums      = rest + spare_floats(loss.extent(0));
+    }
+    [[nodiscard]] index_t spare_floats(index_t heads) const noexcept { return total_row[0] < 0 ? heads * past : 0; }
+    [[nodiscard]] index_t sum_floats(index_t heads) const noexcept
+    {
+        return rotates ? heads * value_pieces() * (value_dim + 1) : 0;
+    }
+
+    /// [N]  Totals over the rows that sweep two leaves of a head's tokens: of P, then of |P' - P| of softmax i.
+    [[nodiscard]] MDKV_HD float* total(index_t head, int softmax) const noexcept
+    {
+        int const row = total_row[softmax];
+        return row < 0 ? spare + head * past : totals + head * head_step + row * rung_step;
     }
     /// [value_dim + 1]  Sums that score_value_sums leaves of a piece of a head's tokens.
     [[nodiscard]] MDKV_HD float* value_sums(index_t head, index_t piece) const noexcept
     {
-        return term(head, 1 + 2 * count) + piece * (value_dim + 1);
+        return sums + (head * value_pieces() + piece) * (value_dim + 1);
     }
     static constexpr index_t value_piece = 512; ///< tokens of a piece
     [[nodiscard]] MDKV_HD index_t value_pieces() const noexcept { return (past + value_piece - 1) / value_piece; }
-    /// Floats of a head's terms and sums of values.
-    [[nodiscard]] MDKV_HD index_t term_floats() const noexcept
-    {
-        return rotates ? (1 + 2 * count) * past + value_pieces() * (value_dim + 1) : 0;
-    }
 
     [[nodiscard]] MDKV_HD int padded(int n) const noexcept { return round_up(n, unit); }
     [[nodiscard]] MDKV_HD int key_columns() const noexcept { return padded(latent); }
-    [[nodiscard]] MDKV_HD int value_columns() const noexcept { return padded(value_latent); }
 
     /// The first token that a row does not see.
     [[nodiscard]] MDKV_HD index_t end_of(int row) const noexcept { return first_query + row % per_head + 1; }
@@ -174,21 +186,20 @@ struct score_plan
     }
     [[nodiscard]] MDKV_HD index_t head_floats() const noexcept
     {
-        return index_t{rows} * (dim + key_columns() + softmaxes) + index_t{dim} * key_columns()
-               + index_t{value_dim} * value_columns() + noise_floats() + channel_floats() + more;
+        return index_t{rows} * (dim + key_columns() + softmaxes) + index_t{dim} * key_columns() + noise_floats()
+               + channel_floats() + more;
     }
     [[nodiscard]] MDKV_HD score_head head(index_t h) const noexcept
     {
-        float* const queries     = memory + h * head_floats();
-        float* const latents     = queries + index_t{dim} * rows;
-        float* const key_basis   = latents + index_t{key_columns()} * rows;
-        float* const value_basis = key_basis + index_t{dim} * key_columns();
-        float* const lse         = value_basis + index_t{value_dim} * value_columns();
-        float* const noise       = lse + index_t{softmaxes} * rows;
-        float* const channels    = noise + noise_floats();
-        float* const means       = channels + 3 * dim + groups();
-        return {queries, latents, key_basis, value_basis, lse, channels, noise, means, means + value_dim,
-            channels + channel_floats()};
+        float* const queries   = memory + h * head_floats();
+        float* const latents   = queries + index_t{dim} * rows;
+        float* const key_basis = latents + index_t{key_columns()} * rows;
+        float* const lse       = key_basis + index_t{dim} * key_columns();
+        float* const noise     = lse + index_t{softmaxes} * rows;
+        float* const channels  = noise + noise_floats();
+        float* const means     = channels + 3 * dim + groups();
+        return {
+            queries, latents, key_basis, lse, channels, noise, means, means + value_dim, channels + channel_floats()};
     }
 
 private:
@@ -205,8 +216,7 @@ private:
 
     void add(std::size_t r, rung const& u, int keys, int values) noexcept
     {
-        int const kept = u.quantised() || count == 0 ? 0 : rungs[count - 1].values;
-        rungs[count++] = {static_cast<int>(r), keys, values, 0, u.kind, u.projected(), kept};
+        rungs[count++] = {static_cast<int>(r), keys, values, 0, u.kind, u.projected()};
         rotates        = rotates || !u.projected();
         codes          = codes || (u.projected() && u.quantised());
         if (u.projected()) { value_latent = value_latent < values ? values : value_latent; }
@@ -288,12 +298,6 @@ MDKV_HD void with_norm(row_norm norm, Body const& body)
     return norm_of(plan.norm, joined_rows(plan.norm, total, plan.uniform));
 }
 
-/// Loss of a dropped token, from ||P|| and its length, |v| or |v - centre|.
-[[nodiscard]] MDKV_HD inline float dropped_loss(float mass, float length) noexcept
-{
-    return 2 * mass * length;
-}
-
 /// e^x (e^x - 1), the variance of e^y for a normal y of variance x and mean 0. An x above 20 counts as 20: the loss is then
 /// far above the loss of dropping, and still finite.
 [[nodiscard]] MDKV_HD inline float variance_of_weight(float x) noexcept
@@ -310,38 +314,6 @@ MDKV_HD void with_norm(row_norm norm, Body const& body)
     if (!u.quantised()) { return 0.0F; }
     auto const steps = static_cast<float>(most_code(u.kind));
     return key_noise * key_noise * variance_of_weight(spread / (steps * steps));
-}
-
-/// Loss of a token at a rung, from `moved`, the norm of |P' - P| over the rows (0 unless projected), ||P||, its length,
-/// |v - v'|^2, and `noise`.
-[[nodiscard]] MDKV_HD inline float stored_loss(
-    float moved, float mass, float length, float missing, float noise) noexcept
-{
-    return moved * length + mass * sqrtf(missing + noise * length * length);
-}
-
-/// Writes the loss of token i of a head at rung r of the plan, of length |v|, or its terms.
-template <class Losses>
-MDKV_HD void write_loss(score_plan const& plan, int r, Losses const& loss, index_t head, index_t i, float total,
-    float mass, float length, float missing, float spread) noexcept
-{
-    score_rung const& u = plan.rungs[r];
-    float const noise   = noise_of(u, spread);
-    float const moved   = u.projected ? norm_of(plan.norm, total) : 0.0F;
-    bool const centred  = plan.terms != nullptr;
-    if (centred)
-    {
-        plan.term(head, 1 + 2 * r)[i] = moved;
-        plan.term(head, 2 + 2 * r)[i] = noise;
-    }
-    loss(head, u.index, i) = centred ? missing : stored_loss(moved, mass, length, missing, noise);
-}
-
-/// Whether |v|^2 - |v'|^2, which is |v - v'|^2 because a basis is orthonormal, cancels too far (a thousandth leaves four
-/// digits of float's seven), so that |v - v'|^2 must be found from the difference itself.
-[[nodiscard]] MDKV_HD inline bool cancels(float missing, float squared) noexcept
-{
-    return !(missing > 1e-3F * squared);
 }
 
 } // namespace MDKV_NAMESPACE::detail

@@ -1,4 +1,4 @@
-/// \file score_prepare.hpp: the small jobs around score's sweeps: queries in panels, transposed bases, the join of log-sum-exps (arXiv 2603.20616, section 4.2).
+/// \file score_prepare.hpp: the small jobs around score's sweeps: queries in panels, transposed bases, the join of log-sum-exps, the mean of values by attention (arXiv 2603.20616, section 4.2).
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -59,7 +59,7 @@ struct score_queries
     }
 };
 
-/// Leading directions of every head's bases as columns, zero-padded. An item is a row of one transposed basis.
+/// Leading directions of every head's key basis as columns, zero-padded. An item is a row of one transposed basis.
 template <backend B>
 struct score_bases
 {
@@ -67,33 +67,19 @@ struct score_bases
     static constexpr int threads      = 128;
 
     in_view<float, 3, B> key_basis;
-    in_view<float, 3, B> value_basis;
     score_plan plan;
 
-    [[nodiscard]] MDKV_HD index_t key_rows() const noexcept { return plan.latent > 0 ? plan.dim : 0; }
-    [[nodiscard]] MDKV_HD index_t per_head() const noexcept
-    {
-        return key_rows() + (plan.value_latent > 0 ? plan.value_dim : 0);
-    }
+    [[nodiscard]] MDKV_HD index_t per_head() const noexcept { return plan.latent > 0 ? plan.dim : 0; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        score_head const h = plan.head(item / per_head());
-        index_t const d    = item % per_head();
-        if (d < key_rows()) { copy(t, key_basis, item / per_head(), d, plan.latent, h.key_basis); }
-        else { copy(t, value_basis, item / per_head(), d - key_rows(), plan.value_latent, h.value_basis); }
-    }
-
-private:
-    template <team Team>
-    MDKV_HD void copy(
-        Team const& t, in_view<float, 3, B> const& from, index_t head, index_t d, int directions, float* to) const
-    {
-        index_t const width = plan.padded(directions);
+        index_t const d     = item % per_head();
+        index_t const width = plan.key_columns();
+        float* const to     = plan.head(item / per_head()).key_basis + d * width;
         for (index_t i = t.rank(); i < width; i += t.size())
         {
-            to[d * width + i] = i < directions ? from(head, i, d) : 0.0F;
+            to[i] = i < plan.latent ? key_basis(item / per_head(), i, d) : 0.0F;
         }
     }
 };
@@ -195,14 +181,14 @@ struct score_value_sums
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        constexpr int lanes    = Team::register_lanes;
-        using floats           = lane_floats<lanes>;
-        index_t const h        = item / plan.value_pieces();
-        index_t const piece    = item % plan.value_pieces();
-        index_t const begin    = piece * plan.value_piece;
-        index_t const end      = begin + plan.value_piece < plan.past ? begin + plan.value_piece : plan.past;
-        float const* const all = plan.term(h, 0);
-        float* const to        = plan.value_sums(h, piece);
+        constexpr int lanes     = Team::register_lanes;
+        using floats            = lane_floats<lanes>;
+        index_t const h         = item / plan.value_pieces();
+        index_t const piece     = item % plan.value_pieces();
+        index_t const begin     = piece * plan.value_piece;
+        index_t const end       = begin + plan.value_piece < plan.past ? begin + plan.value_piece : plan.past;
+        float const* const rows = plan.total(h, 0);
+        float* const to         = plan.value_sums(h, piece);
         for (index_t d = member(t) * lanes; d < plan.value_dim; d += members(t) * lanes)
         {
             auto const n = static_cast<int>(plan.value_dim - d < lanes ? plan.value_dim - d : lanes);
@@ -211,12 +197,13 @@ struct score_value_sums
             float mass = 0;
             for (index_t i = begin; i < end; ++i)
             {
+                float const one     = mass_of(plan, rows[i]);
                 T const* const from = values.row(h, i) + d;
                 if (n == lanes) { widen_lanes(t, from, line); }
                 for (int l = 0; l < n && n < lanes; ++l) { line[l] = widen(load_at<T>(from + l)); }
                 floats const x = load_lanes<floats>(line);
-                sum += (x * 0.0F == 0.0F ? x : floats{}) * all[i];
-                mass += all[i];
+                sum += (x * 0.0F == 0.0F ? x : floats{}) * one;
+                mass += one;
             }
             store_lanes(line, sum);
             for (int l = 0; l < n; ++l) { to[d + l] = line[l]; }
@@ -248,80 +235,6 @@ struct score_centre
             }
             plan.head(h).centre[d] = mass > 0.0F ? sum / mass : 0.0F;
         }
-    }
-};
-
-/// Makes centred losses of what sweep two has left. An item is 64 tokens of a head.
-template <element T, backend B>
-struct score_centred
-{
-    static constexpr char const* name = "score_centred";
-    static constexpr int threads      = 64;
-    static constexpr index_t per_item = 64;
-
-    in_view<T, 3, B> values;
-    score_plan plan;
-    out_view<float, 3, B> loss;
-
-    [[nodiscard]] MDKV_HD index_t per_head() const noexcept { return (plan.past + per_item - 1) / per_item; }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        index_t const h     = item / per_head();
-        index_t const begin = item % per_head() * per_item;
-        index_t const end   = begin + per_item < plan.past ? begin + per_item : plan.past;
-        for (index_t i = begin + t.rank(); i < end; i += t.size())
-        {
-            float const mass   = plan.term(h, 0)[i];
-            float const length = sqrtf(squared_distance(t, values.row(h, i), plan.head(h).centre));
-            if (plan.dropped >= 0) { loss(h, plan.dropped, i) = dropped_loss(mass, length); }
-            for (int r = 0; r < plan.count; ++r)
-            {
-                float& lost = loss(h, plan.rungs[r].index, i);
-                lost        = stored_loss(plan.term(h, 1 + 2 * r)[i], mass, length, lost, plan.term(h, 2 + 2 * r)[i]);
-            }
-        }
-    }
-
-private:
-    template <team Team>
-    [[nodiscard]] MDKV_HD float squared_distance(Team const& t, T const* value, float const* centre) const
-    {
-        constexpr int lanes = Team::register_lanes;
-        using floats        = lane_floats<lanes>;
-        floats sum{};
-        index_t d = 0;
-        if constexpr (lanes == 1) // eight numbers are loaded at once
-        {
-            for (; d + 8 <= plan.value_dim; d += 8)
-            {
-                T line[8];
-                load_all(value + d, line);
-                for (int i = 0; i < 8; ++i)
-                {
-                    float const x = widen(line[i]) - centre[d + i];
-                    sum += x * x;
-                }
-            }
-        }
-        for (; d + lanes <= plan.value_dim; d += lanes)
-        {
-            float line[std::size_t{lanes}];
-            widen_lanes(t, value + d, line);
-            floats const x = load_lanes<floats>(line) - load_lanes<floats>(centre + d);
-            sum += x * x;
-        }
-        float line[std::size_t{lanes}];
-        store_lanes(line, sum);
-        float total = 0;
-        for (float const x : line) { total += x; }
-        for (; d < plan.value_dim; ++d)
-        {
-            float const x = widen(load_at<T>(value + d)) - centre[d];
-            total += x * x;
-        }
-        return total;
     }
 };
 

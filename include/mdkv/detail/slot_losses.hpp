@@ -99,15 +99,14 @@ struct add_totals
 {
     static constexpr char const* name = "reader_add_totals";
 
-    sum_pieces<B> chunk;  // [L, H, n]  of all ranks
-    double const* before; // [layers of this rank]  or null
-    double* after;        // [layers of this rank]
-    index_t first = 0;    // number of this rank's first layer
+    sum_pieces<B> chunk;  // [L, H, n]
+    double const* before; // [L]  or null
+    double* after;        // [L]
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t l) const
     {
-        double const total = chunk.total(t, first + l);
+        double const total = chunk.total(t, l);
         if (t.rank() == 0) { after[l] = (before == nullptr ? 0.0 : before[l]) + total; }
     }
 };

@@ -1,4 +1,4 @@
-/// \file sort_slots.hpp: the job of list_slots, pack and recompress that sorts the positions of each head by rung.
+/// \file sort_slots.hpp: the job of pack and recompress that sorts the positions of each head by rung.
 #pragma once
 
 #include <mdkv/core/types.hpp>
@@ -17,7 +17,7 @@ namespace MDKV_NAMESPACE::detail
 template <backend B>
 struct sort_slots
 {
-    static constexpr char const* name = "list_slots";
+    static constexpr char const* name = "sort_slots";
     static constexpr int threads      = 256;
     static constexpr index_t counters = 8192; ///< counters of all workers
 

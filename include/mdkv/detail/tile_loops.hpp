@@ -1,4 +1,4 @@
-/// \file tile_loops.hpp: loops of a team over a packed cache: tiles of a head's runs, codes of a tile, a token copied from run to run.
+/// \file tile_loops.hpp: loops of a team over a packed cache: tiles of a head's runs, and a token copied from run to run.
 #pragma once
 
 #include <mdkv/core/cache.hpp>
@@ -7,6 +7,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/detail/tile_codec.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -122,63 +123,6 @@ private:
         }
     }
 };
-
-/// Goes over a group's codes in one tile, four neighbours at a time if they lie together: body(byte, first, step, count)
-/// for `count` bytes, an integral constant, that begin `byte` behind the first code. The bytes are numbers first, first +
-/// step, ... in [bytes, tile_tokens].
-template <team Team, class Body>
-MDKV_HD void for_codes(Team const& t, coded_group const& group, Body const& body)
-{
-    constexpr int tile   = tile_tokens;
-    int const neighbours = group.by_token ? group.width : group.bytes;
-    int const others     = group.by_token ? group.bytes : group.width;
-    int const step       = group.by_token ? 1 : tile;
-    int const other_step = group.by_token ? tile : 1;
-    for (int i = 0; i < neighbours / 4 * 4; i += 4)
-    {
-        for (int o = member(t); o < others; o += members(t))
-        {
-            body(i * others + 4 * o, i * step + o * other_step, step, std::integral_constant<int, 4>{});
-        }
-    }
-    for (int i = neighbours / 4 * 4; i < neighbours; ++i)
-    {
-        for (int o = member(t); o < others; o += members(t))
-        {
-            body(i * others + o, i * step + o * other_step, step, std::integral_constant<int, 1>{});
-        }
-    }
-}
-
-/// Copies token i of a group's tile to token j of another's, stored alike.
-template <team Team>
-MDKV_HD void copy_codes(Team const& t, coded_group const& group, std::byte const* from, int i, coded_group const& other,
-    std::byte* to, int j)
-{
-    if (t.rank() == 0)
-    {
-        store_at(to + other.scale(j), load_at<half>(from + group.scale(i)));
-        store_at(to + other.minimum(j), load_at<half>(from + group.minimum(i)));
-    }
-    if (group.by_token)
-    {
-        int const step       = group.code(i, 1) - group.code(i, 0);
-        int const other_step = other.code(j, 1) - other.code(j, 0);
-        from += group.code(i, 0);
-        to += other.code(j, 0);
-        for (int b = member(t); b < group.bytes; b += members(t)) { to[b * other_step] = from[b * step]; }
-        return;
-    }
-    int const fours = group.bytes / 4;
-    for (int f = member(t); f < fours; f += members(t))
-    {
-        store_at(to + other.code(j, 4 * f), load_at<std::uint32_t>(from + group.code(i, 4 * f)));
-    }
-    for (int b = 4 * fours + member(t); b < group.bytes; b += members(t))
-    {
-        to[other.code(j, b)] = from[group.code(i, b)];
-    }
-}
 
 /// Copies a token's stored key or value, as elements or codes, with the number of coordinates of the target run.
 template <element T, team Team>

@@ -24,9 +24,8 @@ struct backend
 {
     static constexpr space memory_space = space::device;
 
-    cudaStream_t stream                     = nullptr;
-    workspace* scratch                      = nullptr; ///< over device memory; its addresses are only computed with
-    mdkv::ranks<space::device> const* ranks = nullptr; ///< see core/ranks.hpp; null: all heads are here
+    cudaStream_t stream = nullptr;
+    workspace* scratch  = nullptr; ///< over device memory; its addresses are only computed with
 };
 
 namespace kernels

@@ -8,6 +8,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/score_losses.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/score_prepare.hpp>
 #include <mdkv/gpu/backend.cuh>
@@ -25,7 +26,7 @@ namespace MDKV_NAMESPACE::gpu
 // multiplies keys and coordinates with the queries, panel by panel, in registers; nothing of size queries x tokens leaves
 // the registers. Tokens are read twice, because every softmax needs its normaliser before the
 // first loss: sweep one adds up the log-sum-exps of a split of the tokens per block, which one job joins; sweep two adds up
-// differences of probabilities over the queries, token by token, and writes the losses.
+// differences of probabilities over the queries, token by token, of which a job makes losses.
 
 /// Weights of queries are in device memory, which the host does not read: a negative one or a NaN makes losses NaN, which
 /// `allocate` reports; an infinite one makes them infinite or NaN. Tensor cores multiply keys with queries of the same 16-bit
@@ -55,15 +56,19 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     workspace::frame frame{*on.scratch, "score"};
     plan.memory   = frame.take<float>(checked_multiply(heads, plan.head_floats()));
     states.memory = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
-    plan.terms    = plan.rotates ? frame.take<float>(checked_multiply(heads, plan.term_floats())) : nullptr;
-    if (!frame.ready() || tokens == 0) { return; }
+    plan.set_totals(loss, frame.take<float>(plan.spare_floats(heads) + plan.sum_floats(heads)));
+    if (!frame.ready())
+    {
+        return mdkv::detail::score_by_totals<T, backend>(on, keys, values, key_basis, value_basis, plan, loss);
+    }
+    if (tokens == 0) { return; }
     index_t const most = most_shared_memory(on);
     expects(tiling.all <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ",
         tiling.all, " bytes of a block's shared memory at these rungs; this GPU has ", most);
 
     mdkv::detail::score_queries<backend, U> const panels{queries, plan};
     run(on, panels, heads * panels.panels());
-    mdkv::detail::score_bases<backend> const bases{key_basis, value_basis, plan};
+    mdkv::detail::score_bases<backend> const bases{key_basis, plan};
     run(on, bases, heads * bases.per_head());
     run(on,
         mdkv::detail::score_channels<T, U, backend>{
@@ -89,14 +94,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         options.lse_elsewhere.value_or(in_view<float, 2, backend>{}),
         options.query_weights.value_or(in_view<float, 1, backend>{}), plan, states};
     run(on, join, heads * join.per_head());
-    launch(on,
-        kernels::score_losses<T>{key_rows, detail::token_rows<T>{values}, value_basis, loss, plan, tiling, tiles},
-        checked_multiply(heads, tiles));
-    index_t const centred_heads = plan.terms != nullptr ? heads : 0;
-    run(on, mdkv::detail::score_value_sums<T, backend>{values, plan}, centred_heads * plan.value_pieces());
-    run(on, mdkv::detail::score_centre{plan}, centred_heads);
-    mdkv::detail::score_centred<T, backend> const centred{values, plan, loss};
-    run(on, centred, centred_heads * centred.per_head());
+    launch(on, kernels::score_totals<T>{key_rows, plan, tiling, tiles}, checked_multiply(heads, tiles));
+    mdkv::detail::score_by_totals<T, backend>(on, keys, values, key_basis, value_basis, plan, loss);
 }
 
 } // namespace MDKV_NAMESPACE::gpu

@@ -104,32 +104,30 @@ void keep_blocks(B const& on, refit_part const& part, index_t group, in_view<U, 
     }
 }
 
-/// The numbers that a prompt of `tokens` tokens has on every rank, if there are ranks to agree with.
+/// A hash of what must be the same on every rank of a prompt of `tokens` tokens; on a GPU waits for the encoding's frequencies.
 template <element T, element U, backend B>
-[[nodiscard]] prompt_numbers numbers_of_prompt(B const& on, preset const& p, prompt_shape<B> const& shape,
-    index_t tokens, agreement<B::memory_space> const& agreed)
+[[nodiscard]] std::uint64_t hash_of_prompt(B const& on, preset const& p, prompt_shape<B> const& shape, index_t tokens)
 {
-    if (!agreed.open() || dry_run(on)) { return {}; }
     replay_part const r   = p.replayed.value_or(replay_part{});
     sharing_part const of = p.shared.value_or(sharing_part{});
-    rotary_encoding<B> const none;
-    rotary_encoding<B> const& rope = p.replayed ? shape.encoding : none;
-    return {{{"number of tokens", tokens}, {"dimension D of keys", shape.dims.keys},
-        {"dimension Dv of values", shape.dims.values}, {"element type (1 float, 2 half, 3 bfloat16)", element_code<T>},
-        {"element type of queries (1 float, 2 half, 3 bfloat16)", element_code<U>},
-        {"preset.replayed", p.replayed.has_value()}, {"preset.shared", p.shared.has_value()},
-        {"preset.window", p.window}, {"preset.ratios: number R of rungs", static_cast<index_t>(p.ratios.size())},
-        shared_number::hash("preset.ratios", hash_of(p.ratios)), {"preset.pooling.width", p.pooling.width},
-        {"preset.pooling.kind", p.pooling.kind}, {"preset.charge", p.charge}, {"preset.queries", p.queries},
-        {"preset.question", p.question}, {"preset.early_weight", p.early_weight}, {"preset.uniform", p.uniform},
-        {"preset.stand_ins", p.stand_ins}, {"preset.stand_in_part", p.stand_in_part},
-        {"preset.coded_stand_ins", p.coded_stand_ins}, {"preset.window_part", p.window_part}, {"preset.scale", p.scale},
-        {"preset.replayed.norm", r.norm}, {"preset.replayed.chunk", r.chunk}, {"preset.replayed.sinks", r.sinks},
-        {"preset.replayed.ahead", r.ahead}, {"preset.replayed.own", r.own}, {"preset.replayed.join", r.join},
-        {"preset.replayed.last", r.last}, shared_number::hash("preset.refitted", p.refitted ? hash_of(*p.refitted) : 0),
-        {"preset.shared.depth", of.depth}, {"preset.shared.leverage_power", of.leverage_power},
-        {"encoding.base", rope.base}, {"encoding.rotating", rope.rotating}, {"encoding.pairs", rope.pairs},
-        shared_number::hash("encoding.frequencies", rope.frequencies ? hash_of(on, *rope.frequencies) : 0)}};
+    refit_part const fit  = p.refitted.value_or(refit_part{});
+    std::uint64_t hash    = hash_of(tokens, shape.layers, shape.ranks->heads, shape.dims.keys, shape.dims.values,
+           element_code<T>, element_code<U>, p.ratios.size(), p.pooling.width, p.pooling.kind, p.charge, p.window,
+           p.queries, p.question, p.early_weight, p.uniform, p.stand_ins, p.stand_in_part, p.coded_stand_ins,
+           p.window_part, p.scale, p.replayed.has_value(), r.norm, r.chunk, r.sinks, r.ahead, r.own, r.join, r.last,
+           p.shared.has_value(), of.depth, of.leverage_power, p.refitted.has_value(), fit.blocks, fit.apart, fit.span,
+           fit.rows, fit.ridge, fit.most);
+    for (rung const& one : p.ratios) { hash = hash_of(hash, one.num, one.den, one.kind); }
+    if (!p.replayed) { return hash; }
+    rotary_encoding<B> const& rope = shape.encoding;
+    hash                           = hash_of(hash, rope.base, rope.rotating, rope.pairs, rope.frequencies.has_value());
+    std::vector<double> frequencies(rope.frequencies ? static_cast<std::size_t>(rope.frequencies->extent(0)) : 0);
+    if (rope.frequencies)
+    {
+        fetch(on, rope.frequencies->data_handle(), frequencies.data(), rope.frequencies->extent(0));
+    }
+    for (double const x : frequencies) { hash = hash_of(hash, x); }
+    return hash;
 }
 
 /// The state of a prompt and the stages' calls. M is the largest possible number of tokens before the window, N the prompt's
@@ -189,6 +187,13 @@ struct prompt_work
             "; it must be from 1 to ", prompt_progress::most_layers);
         layer(shape.tokens).expects_valid("prompt");
         if (settings.replayed) { turned_coordinates("prompt", shape.encoding, shape.dims.keys); }
+        if (ranks const* const with = shape.ranks; with != nullptr)
+        {
+            expects(
+                with->heads >= shape.heads && with->first_head >= 0 && with->first_head <= with->heads - shape.heads,
+                "prompt: this rank's ", shape.heads, " heads from ", with->first_head, " on are not among the ",
+                with->heads, " of all ranks");
+        }
         auto const [L, H]   = std::pair{shape.layers, shape.heads};
         auto const [D, Dv]  = shape.dims;
         index_t const M     = layer(shape.tokens).tokens;
@@ -255,8 +260,7 @@ struct prompt_work
     }
 
     /// Finds the losses of a layer's N tokens by its last queries, by the replayed ones (already in `losses`), or by both.
-    void find_losses(B const& on, index_t l, rows_of_layer const& rows, layer_shape const& one,
-        agreement<B::memory_space>& agreed) const
+    void find_losses(B const& on, index_t l, rows_of_layer const& rows, layer_shape const& one, agreement& agreed) const
     {
         preset const& p    = settings;
         auto const [H, N]  = std::pair{one.heads, one.tokens};
@@ -299,19 +303,22 @@ struct prompt_work
             layer_of(value_bases, l), p.ratios, options, scored);
         mdkv::pool(on, as_input(scored), p.pooling, p.replayed ? pooled : found);
         if (!p.replayed) { return; }
-        prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
-        join_losses(
-            on, "prompt::finish_layer", agreed, &shared, as_input(found), as_input(pooled), p.replayed->join, found);
+        agree(on, "prompt::finish_layer", agreed, N + one.window, l);
+        join_losses(on, share(1), as_input(found), as_input(pooled), p.replayed->join, found);
     }
 
-    /// See numbers_of_prompt.
-    [[nodiscard]] prompt_numbers agreed_numbers(
-        B const& on, index_t tokens, agreement<B::memory_space> const& agreed) const
+    /// This rank's heads of some layers.
+    [[nodiscard]] head_share share(index_t layers) const { return {shape.ranks, layers, shape.heads}; }
+
+    /// Agrees on the call with all ranks.
+    /// \param number  that of the layer, or the complement of the limit
+    void agree(B const& on, char const* stage, agreement& agreed, index_t tokens, index_t number) const
     {
-        return numbers_of_prompt<T, U>(on, settings, shape, tokens, agreed);
+        if (!agreed.open() || dry_run(on)) { return; }
+        agreed.settle(stage, share(1), hash_of(number, hash_of_prompt<T, U>(on, settings, shape, tokens)));
     }
 
-    /// Whether losses of a layer are joined, over the ranks that have its heads.
+    /// Whether losses of a layer are joined, over all ranks.
     [[nodiscard]] bool joins() const { return settings.replayed && settings.last_queries_score(); }
 
     /// Finds out whether everything fits, and plans the number of stand-ins.
@@ -370,26 +377,23 @@ struct prompt_work
     }
 
     /// \param one  a layer with the heads of all ranks
-    allocation choose_rungs(B const& on, prompt_choice& next, layer_shape const& one, rank_heads const& shard,
-        bool balances, agreement<B::memory_space>& agreed) const
+    allocation choose_rungs(
+        B const& on, prompt_choice& next, layer_shape const& one, bool balances, agreement& agreed) const
     {
-        auto const [L, H]   = std::pair{shape.layers, shape.heads};
+        index_t const L     = shape.layers;
+        index_t const H     = shape.heads;
         auto const [R, N]   = std::pair{rung_count(), one.tokens};
         index_t const M     = losses.extent(3);
         index_t spend       = next.budget - window_bytes(next, one);
-        if (!dry_run(on))
-        {
-            prompt_numbers const shared = agreed_numbers(on, N + one.window, agreed);
-            agreed.settle("prompt::allocate", array<shared_number, 1>{{{"limit in bytes", next.budget}}}, &shared);
-        }
-        if (next.all_full) { return keep_everything(on, shard.layers * shard.heads, N, shard.layers * spend); }
+        agree(on, "prompt::allocate", agreed, N + one.window, ~next.budget);
+        if (next.all_full) { return keep_everything(on, L * one.heads, N, L * spend); }
         if (settings.shared && balances)
         {
             auto const weighed = slice<0>(leverages, 0, settings.leverage_power() > 0 ? N : 0);
-            mdkv::balance(on, slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
+            sum_over_ranks(on, shape.ranks, weighed.data_handle(), weighed.extent(0));
+            balance_losses(on, share(L), slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
         }
-        index_t const limits =
-            settings.shared ? 1 : shard.layers; // subsets of the heads that have a limit of their own
+        index_t const limits = settings.shared ? 1 : L; // subsets of the heads that have a limit of their own
         std::vector<allocation> found(static_cast<std::size_t>(limits));
         auto const all = [&] {
             allocation total;
@@ -397,16 +401,13 @@ struct prompt_work
             return total;
         };
         auto const choose = [&](index_t i, index_t bytes) {
-            bool const on_this_rank = settings.shared || (i >= shard.first_layer && i < shard.first_layer + L);
-            index_t const each  = shard.layers / limits; // layers of a limit, on all ranks
-            index_t const heads     = settings.shared ? L * H : on_this_rank ? H : 0;
-            index_t const first     = settings.shared || !on_this_rank ? 0 : (i - shard.first_layer) * H;
-            in_view<float, 3, B> const of_limit{
-                after(losses.data_handle(), first * R * M), {heads, R, N}, {R * M, M, 1}};
+            index_t const each  = L / limits; // layers of a limit
             index_t const apart = rungs.extent(2);
-            out_view<std::uint8_t, 2, B> const to{after(rungs.data_handle(), first * apart), {heads, N}, {apart, 1}};
+            in_view<float, 3, B> const of_limit{
+                after(losses.data_handle(), i * H * R * M), {each * H, R, N}, {R * M, M, 1}};
+            out_view<std::uint8_t, 2, B> const to{after(rungs.data_handle(), i * H * apart), {each * H, N}, {apart, 1}};
             found[static_cast<std::size_t>(i)] = allocate_within(on, each * bytes, limit, report, costs,
-                {.charge = settings.charge, .layers = settings.shared ? L : 0}, to, of_limit);
+                {.charge = settings.charge, .ranks = shape.ranks, .layers = each}, to, of_limit);
         };
         for (index_t i = 0; i < limits; ++i) { choose(i, spend); }
         if ((next.coded_window || next.coded_stand_ins) && !codes_are_cheap(all()))
@@ -432,8 +433,8 @@ struct prompt_work
         allocation total = all();
         if (next.coded_window) // its tokens have rungs like others
         {
-            index_t const bytes = shard.layers * window_bytes(next, one);
-            total.tokens[settings.ratios.costliest_rotated()] += shard.layers * one.heads * one.window;
+            index_t const bytes = L * window_bytes(next, one);
+            total.tokens[settings.ratios.costliest_rotated()] += L * one.heads * one.window;
             total.token_bytes += bytes;
             total.limit += bytes;
         }
@@ -578,7 +579,7 @@ struct prompt_work
         }
         auto const pack_with = [&](in_view<T, 3, B> const& stored) {
             mdkv::pack(on, keys, stored, slice<1>(rows.keys, N, one.window), slice<1>(rows.values, N, one.window),
-                layer_of(key_bases, l), layer_of(value_bases, l), chosen, cache, layer_of(channels, l), {},
+                layer_of(key_bases, l), layer_of(value_bases, l), chosen, cache, layer_of(channels, l),
                 as_input(made_keys), as_input(made_values));
         };
         pack_with(values);
@@ -610,8 +611,11 @@ struct prompt_work
             {
                 if constexpr (requires { made.fold_limit; }) // a caller's own kind of owner may have none
                 {
-                    index_t const least = settings.shared && !choice.all_full ? 0 : choice.budget;
-                    made.fold_limit     = (std::max)(result.resident_bytes, least);
+                    index_t const all = share(1).all;
+                    index_t const own =
+                        all > H ? choice.budget / all * H : choice.budget; // this rank's part of the budget
+                    bool const whole = choice.all_full || (!settings.shared && all == H);
+                    made.fold_limit  = (std::max)(result.resident_bytes, whole ? own : 0);
                 }
                 to = std::move(made);
             }

@@ -16,7 +16,6 @@
 #include <mdkv/detail/cache_owner.hpp>
 #include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/read_tokens.hpp>
 #include <mdkv/detail/slot_losses.hpp>
 #include <mdkv/detail/stored_slots.hpp>
@@ -96,13 +95,6 @@ struct reader_work
         index_t const window = (std::min)(settings.window, tokens);
         return {H, shape.group, tokens - window, window, shape.dims, index_t{sizeof(T)}};
     }
-    /// The same with the heads of all ranks.
-    [[nodiscard]] layer_shape layer_of_all(index_t tokens, rank_heads const& shard) const
-    {
-        layer_shape all = layer(tokens);
-        all.heads       = shard.heads;
-        return all;
-    }
     [[nodiscard]] cache_layout layout(index_t window) const
     {
         return {settings.ratios, H, window, shape.dims, settings.scale};
@@ -127,20 +119,17 @@ struct reader_work
             " caches for ", L, " layers");
         expects(options.chunk >= 1, "reader: reader_options::chunk is ", options.chunk, "; it must be at least 1");
         expects_not_negative("reader", "reader_options::slack", slack());
-        expects(ranks_of(on) == nullptr || settings.shared, "reader: preset \"", settings.name,
-            "\" gives each layer its own limit, which is not served over ranks");
-        layer(shape.tokens).expects_valid("reader");
-        auto const shard        = number_heads(on, "reader", L * H, L).shard;
-        layer_shape const of_all_ranks = layer_of_all(shape.tokens, shard);
+        layer_shape const one = layer(shape.tokens);
+        one.expects_valid("reader");
         turned_coordinates("reader", shape.encoding, shape.dims.keys);
-        limit_bytes         = options.limit.in_bytes(of_all_ranks);
-        index_t const least = of_all_ranks.window_bytes();
+        limit_bytes         = options.limit.in_bytes(one);
+        index_t const least = one.window_bytes();
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
-            of_all_ranks.window, " tokens; at least ", least, " bytes are needed");
+            one.window, " tokens; at least ", least, " bytes are needed");
         // A reader makes stand-ins anew, out of uncompressed ones.
-        stand_ins          = settings.most_stand_ins(false, limit_bytes, of_all_ranks.heads, of_all_ranks.token_bytes());
-        index_t const head = stand_ins * of_all_ranks.token_bytes() + costs.channels;
-        stand_ins          = shard.heads * head <= limit_bytes - least ? stand_ins : 0;
+        stand_ins          = settings.most_stand_ins(false, limit_bytes, H, one.token_bytes());
+        index_t const head = stand_ins * one.token_bytes() + costs.channels;
+        stand_ins          = H * head <= limit_bytes - least ? stand_ins : 0;
         auto const [D, Dv] = shape.dims;
         index_t const queries = (std::min)(settings.queries, shape.tokens); // if they do not score, for channels and stand-ins
         sinks      = scratch_view<T>(on, memory, L, H, settings.replayed->sinks, D);
@@ -234,7 +223,7 @@ struct reader_work
     }
 
     /// Finds the factors of the chunk's n tokens by their leverages among all keys.
-    void weigh_leverages(B const& on, index_t n, head_numbers const& numbers) const
+    void weigh_leverages(B const& on, index_t n) const
     {
         index_t const D = shape.dims.keys;
         workspace::frame frame{*on.scratch, "reader leverages"};
@@ -243,7 +232,6 @@ struct reader_work
         auto const gram      = scratch_view<double>(on, frame, H, D, D);
         auto const whitener  = scratch_view<float>(on, frame, H, D, D);
         auto const mass      = scratch_view<double>(on, frame, L, H);
-        auto const of_ranks  = scratch_view<double>(on, frame, ranks_of(on) == nullptr ? 0 : numbers.all);
         auto const leverages = scratch_view<leverage_sum>(on, frame, n);
         auto const widened   = scratch_view<float>(on, frame, n);
         static_cast<void>(frame.ready());
@@ -259,53 +247,23 @@ struct reader_work
         }
         // The factor's limit is that of `balance` for the whole prompt.
         double const most = 0x1p127
-                            / (static_cast<double>(numbers.all) * static_cast<double>(shape.tokens)
+                            / (static_cast<double>(L * H) * static_cast<double>(shape.tokens)
                                 * std::exp(std::fmax(double{settings.shared->depth}, 0.0)));
-        sum_pieces<B> const own{{nullptr, {L, H, 1}, {0, 0, 1}}, mass.data_handle()}; // sums alone
-        sum_pieces<B> of_all{
-            {nullptr, {1, numbers.all, 1}, {0, 0, 1}}, all_sums(on, numbers, own, of_ranks.data_handle())};
-        sum_over_ranks(on, leverages.data_handle(), n);
+        sum_pieces<B> const of_all{{nullptr, {1, L * H, 1}, {0, 0, 1}}, mass.data_handle()}; // sums alone
         run(on, widen_leverages<B>{as_input(leverages), widened.data_handle()});
-        run(on, weigh_surroundings<B>{as_input(widened), of_all, read + n, balance_options<B>{}.reach,
+        run(on, weigh_surroundings<B>{as_input(widened), of_all, read + n,
                     double{leverage_power_for(settings.leverage_power(), shape.tokens)}, most, factors.data_handle()});
     }
 
-    /// The sums of all ranks' heads.
-    /// \param memory  [numbers.all, pieces]; null on one rank, whose sums they are
-    [[nodiscard]] static double* all_sums(
-        B const& on, head_numbers const& numbers, sum_pieces<B> const& own, double* memory)
-    {
-        if (ranks_of(on) == nullptr) { return own.sums; }
-        if (!dry_run(on)) { scatter_sums(on, numbers, own, memory); }
-        sum_over_ranks(on, reinterpret_cast<std::int64_t*>(memory), numbers.all * own.pieces());
-        return memory;
-    }
-
     /// One call of end_chunk or finish.
-    /// \param agreed  made before the call's arguments were checked
-    reader_report bring_within(B const& on, char const* stage, bool last, agreement<S>& agreed)
+    reader_report bring_within(B const& on, char const* stage, bool last)
     {
         float_environment const standard;
-        bool const over          = ranks_of(on) != nullptr;
-        index_t const n          = pending > 0 ? pending : progress.of(0);
-        index_t const all        = read + n;
-        index_t const W          = layer(all).window;
-        auto const numbers       = number_heads(on, stage, L * H, L);
-        rank_heads const& shard  = numbers.shard;
-        layer_shape const of_all = layer_of_all(all, shard);
-        reader_report report{.tokens = all, .limit_bytes = checked_multiply(limit_bytes, shard.layers), .chosen = {}};
-        expects(pending == 0 || !over, stage,
-            ": memory ran out on this rank in the call before; over ranks a prompt must be "
-            "read again then");
-        if (!dry_run(on))
-        {
-            prompt_numbers const shared = numbers_of_prompt<T, U>(on, settings, shape, all, agreed);
-            agreed.settle(stage,
-                array<shared_number, 4>{
-                    {{"reader_options::limit in bytes", limit_bytes}, {"reader_options::slack", slack()},
-                        {"tokens of the chunk", n}, {"prompt_shape::tokens", shape.tokens}}},
-                &shared);
-        }
+        index_t const n       = pending > 0 ? pending : progress.of(0);
+        index_t const all     = read + n;
+        layer_shape const one = layer(all);
+        index_t const W       = one.window;
+        reader_report report{.tokens = all, .limit_bytes = checked_multiply(limit_bytes, L), .chosen = {}};
         if (!last)
         {
             double const more = double{slack()} * static_cast<double>(report.limit_bytes); // cut below 64 bits
@@ -317,8 +275,8 @@ struct reader_work
         }
         if (all == 0 || (n == 0 && !last)) { return measured(report); }
         auto const begin   = begins(on, W);
-        bool const chooses = (over && dry_run(on)) || !fits(on, report.limit_bytes); // a dry run asks no other rank
-        bool const counts  = n > 0 && pending == 0;                                  // the chunk's tokens, into means
+        bool const chooses = !fits(report.limit_bytes);
+        bool const counts  = n > 0 && pending == 0; // the chunk's tokens, into means
         index_t const M    = chooses ? begin.back() : 0;
         index_t most       = 0;
         for (index_t l = 0; l < L; ++l) { most = (std::max)(most, longest(begin, l)); }
@@ -340,35 +298,28 @@ struct reader_work
             index_t const counted = counts ? n : 0;
             sum_pieces<B> of_chunk{
                 {losses.data_handle(), {L, H, counted}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
-            of_chunk.sums        = choosing.template take<double>(of_chunk.items());
-            auto* const of_ranks = choosing.template take<double>(over ? numbers.all * of_chunk.pieces() : 0);
+            of_chunk.sums = choosing.template take<double>(of_chunk.items());
             static_cast<void>(choosing.ready());
             run(on, of_chunk);
-            run(on,
-                add_totals<B>{{{nullptr, {shard.layers, shard.heads, counted}, {0, 0, 1}},
-                                  all_sums(on, numbers, of_chunk, of_ranks)},
-                    totals.data_handle(), sums.data_handle(), shard.first_layer},
-                L);
-            if (weighs() && counts) { weigh_leverages(on, n, numbers); }
+            run(on, add_totals<B>{of_chunk, totals.data_handle(), sums.data_handle()}, L);
+            if (weighs() && counts) { weigh_leverages(on, n); }
             for (index_t l = 0; l < L && chooses; ++l)
             {
                 run(on,
                     spread_losses<T, B>{slots_of(l, W, most), kept_of(l), chunk_of(l, n),
-                        unit_of(shard, shard.first_layer + l, after(sums.data_handle(), l), all, 1.0),
-                        as_input(slice<0>(first, l * H, H)), loss},
+                        unit_of(l, after(sums.data_handle(), l), all, 1.0), as_input(slice<0>(first, l * H, H)), loss},
                     H);
             }
-            for (index_t i = 0; i < shard.layers && chooses && settings.last_queries_score(); ++i)
+            for (index_t l = 0; l < L && chooses && settings.last_queries_score(); ++l)
             {
-                join_layer(on, shard, i, W, all, begin, as_input(first), loss);
+                join_layer(on, l, W, all, begin, as_input(first), loss);
             }
-            index_t const fixed = of_all.window_bytes() + of_all.bytes_of(stand_ins);
+            index_t const fixed = one.window_bytes() + one.bytes_of(stand_ins);
             if (chooses)
             {
-                // Over ranks the longest head's length is another one's matter; the text's tokens bound it.
                 lowered       = lowered || !dry_run(on);
-                report.chosen = choose(on, stage, report.limit_bytes - shard.layers * fixed, as_input(loss),
-                    as_input(first), over ? of_all.tokens : most, rung);
+                report.chosen =
+                    choose(on, stage, report.limit_bytes - L * fixed, as_input(loss), as_input(first), most, rung);
             }
             // Nothing has thrown: the means count the chunk.
             auto const row = [&](auto const& x) { return view<double, 3, S>{x.data_handle(), {1, 1, L}, {0, 0, 1}}; };
@@ -409,7 +360,7 @@ struct reader_work
     }
 
     /// Whether all tokens keep their rungs within the bytes of all layers, of which each has its part unless they share.
-    [[nodiscard]] bool fits(B const& on, index_t bytes_of_all) const
+    [[nodiscard]] bool fits(index_t bytes_of_all) const
     {
         std::int64_t sum = 0;
         for (index_t l = 0; l < L; ++l)
@@ -417,17 +368,6 @@ struct reader_work
             index_t const own = cache(l).arena_bytes() + layer(0).bytes_of(progress.of(l));
             if (!settings.shared && own > bytes_of_all / L) { return false; }
             sum += own;
-        }
-        if (ranks_of(on) != nullptr)
-        {
-            workspace::frame frame{*on.scratch, "reader"};
-            auto* const word = frame.template take<std::int64_t>(1);
-            if (frame.ready())
-            {
-                run(on, fill<std::int64_t>{word, sum, 1});
-                sum_over_ranks(on, word, 1);
-                fetch(on, word, &sum, 1);
-            }
         }
         return sum <= bytes_of_all && settings.ratios.full_rung() < settings.ratios.size();
     }
@@ -462,69 +402,50 @@ struct reader_work
         return most;
     }
 
-    /// \param l  number of the layer among all ranks'
-    [[nodiscard]] layer_unit unit_of(
-        rank_heads const& shard, index_t l, double const* total, index_t tokens, double weight) const
+    [[nodiscard]] layer_unit unit_of(index_t l, double const* total, index_t tokens, double weight) const
     {
         double const depth = settings.shared ? double{settings.shared->depth} : 0.0;
-        return {total, static_cast<double>(shard.heads * tokens),
-            weight * std::exp(depth * static_cast<double>(l) / static_cast<double>(shard.layers))};
+        return {total, static_cast<double>(H * tokens),
+            weight * std::exp(depth * static_cast<double>(l) / static_cast<double>(L))};
     }
 
     /// One call of recompress's job, for a layer whose rungs are chosen here.
     [[nodiscard]] recompressing<B, T, U> job_of(B const& on, index_t l, index_t W, index_t tokens, index_t most,
-        head_numbers const& numbers, recompress_options<B> const& how, host_directory<T> const& directory, bool chooses,
+        recompress_options<B> const& how, host_directory<T> const& directory, bool chooses,
         in_view<std::uint8_t, 2, B> given) const
     {
         layer_shape const one{H, shape.group, most, W, shape.dims, index_t{sizeof(T)}};
         index_t const logged = (std::min)(asked.of(l), stand_in_queries);
-        return {on, last_queries(l), settings.ratios, how, one, numbers, INT64_MAX,
+        return {on, last_queries(l), settings.ratios, how, one, INT64_MAX,
             stored_slots<T, space::host>{directory.view, layout(W), most}, slots_of(l, W, most), chooses,
             chooses || logged == 0 ? 0 : stand_ins, directory.appended, tokens, given,
             as_input(slice<1>(item_of(recent_lse, l), asked.of(l) - logged, logged))};
     }
 
-    /// Adds the losses of a layer's tokens by the last queries, in units of their mean over the heads of all ranks.
-    /// \param number  of the layer among all ranks'; a rank without it takes part in the exchange
-    void join_layer(B const& on, rank_heads const& shard, index_t number, index_t W, index_t tokens,
-        std::vector<index_t> const& begin, in_view<index_t, 1, B> first, out_view<float, 2, B> loss) const
+    /// Adds the losses of a layer's tokens by the last queries, in units of their mean.
+    void join_layer(B const& on, index_t l, index_t W, index_t tokens, std::vector<index_t> const& begin,
+        in_view<index_t, 1, B> first, out_view<float, 2, B> loss) const
     {
-        index_t const l     = number - shard.first_layer;
-        bool const on_this_rank = l >= 0 && l < L;
-        index_t const heads     = on_this_rank ? H : 0;
-        index_t const most      = on_this_rank ? longest(begin, l) : 0;
-        index_t const count     = on_this_rank ? asked.of(l) : 0;
-        bool const over     = ranks_of(on) != nullptr;
-        bool const scores   = most > 0 && count > 0;
-        if (!scores && !over) { return; }
-        B const without_ranks = alone(on);
+        index_t const most  = longest(begin, l);
+        index_t const count = asked.of(l);
+        if (most == 0 || count == 0) { return; }
         workspace::frame frame{*on.scratch, "reader"};
-        auto const scored   = scratch_view<float>(on, frame, heads, R, most);
-        auto const of_heads = scratch_view<double>(on, frame, heads);
-        auto const of_ranks = scratch_view<double>(on, frame, over ? shard.heads : 0);
+        auto const scored   = scratch_view<float>(on, frame, H, R, most);
+        auto const of_heads = scratch_view<double>(on, frame, H);
         auto* const total   = frame.template take<double>(1);
-        sum_pieces<B> pieces{{scored.data_handle(), {heads, 1, most}, {scored.stride(0), 0, 1}}, nullptr};
+        sum_pieces<B> pieces{{scored.data_handle(), {H, 1, most}, {scored.stride(0), 0, 1}}, nullptr};
         pieces.sums = frame.template take<double>(pieces.items());
         static_cast<void>(frame.ready());
-        run(on, fill<double>{of_heads.data_handle(), 0, heads});
-        if (scores)
-        {
-            host_directory<T> const directory{on, cache(l).view()};
-            auto const numbers = number_heads(without_ranks, "reader", H, 0);
-            auto const how     = fold_options<B>(settings, budget::bytes(0), count);
-            auto const job     = job_of(without_ranks, l, W, tokens, most, numbers, how, directory, true, {});
-            job.read();
-            job.score_slots(scored);
-            run(on, pieces);
-            run(on, add_totals<B>{pieces, nullptr, of_heads.data_handle()}, heads);
-        }
-        head_numbers const shard_of_heads{shard, heads, heads, shard.heads, on_this_rank ? shard.first_head : 0};
-        sum_pieces<B> const own_heads{{nullptr, {1, heads, 1}, {0, 0, 1}}, of_heads.data_handle()};
-        double* const all = all_sums(on, shard_of_heads, own_heads, of_ranks.data_handle());
-        if (!scores) { return; }
-        run(on, add_totals<B>{{{nullptr, {1, shard.heads, 1}, {0, 0, 1}}, all}, nullptr, total}, 1);
+        host_directory<T> const directory{on, cache(l).view()};
+        auto const how = fold_options<B>(settings, budget::bytes(0), count);
+        auto const job = job_of(on, l, W, tokens, most, how, directory, true, {});
+        job.read();
+        job.score_slots(scored);
+        run(on, pieces);
+        run(on, add_totals<B>{pieces, nullptr, of_heads.data_handle()}, H);
+        run(on, add_totals<B>{{{nullptr, {1, H, 1}, {0, 0, 1}}, of_heads.data_handle()}, nullptr, total}, 1);
         run(on,
-            join_spread<B>{as_input(scored), unit_of(shard, number, total, tokens, double{settings.replayed->join}),
+            join_spread<B>{as_input(scored), unit_of(l, total, tokens, double{settings.replayed->join}),
                 slice<0>(first, l * H, H + 1), loss},
             H);
     }
@@ -541,9 +462,8 @@ struct reader_work
         allocation total;
         for (index_t i = 0; i < limits; ++i)
         {
-            add(total, allocate_within(on, spend / limits, limit, report, costs,
-                           {.charge = settings.charge, .layers = settings.shared ? L : 0}, rung, loss,
-                           slice<0>(first, i * H, L * H / limits + 1), most));
+            add(total, allocate_within(on, spend / limits, limit, report, costs, {.charge = settings.charge}, rung,
+                           loss, slice<0>(first, i * H, L * H / limits + 1), most));
         }
         expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
             ": a loss is NaN or infinite; queries, keys or values are not finite, or too large to multiply");
@@ -563,15 +483,12 @@ struct reader_work
         auto const sources = scratch_view<std::int32_t>(on, frame, H, most + W);
         bool const executes = frame.ready();
         run(on, pad_rungs<B>{rung, slice<0>(first, l * H, H + 1), given}, lowers ? H : 0);
-        B const without_ranks = alone(on);
-        auto const numbers    = number_heads(without_ranks, "reader", H, 0);
         recompress_options<B> const how{.scale = settings.scale, .sources = sources};
         Cache to;
         if (executes) { to = cache(l).like(layout(W), 0, 0); }
-        agreement<S> none{without_ranks};
         {
-            auto job = job_of(without_ranks, l, W, tokens, most, numbers, how, directory, false, as_input(given));
-            static_cast<void>(job(to, none));
+            auto job = job_of(on, l, W, tokens, most, how, directory, false, as_input(given));
+            static_cast<void>(job(to));
         }
         if (!executes) { return; }
         if (!last) { to.reserve_tail(options.chunk); }

@@ -11,7 +11,6 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/packing.hpp>
-#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/read_tokens.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/sort_slots.hpp>
@@ -120,9 +119,8 @@ struct recompressing
     in_view<U, 3, B> queries;
     ratio_set const& ratios;
     recompress_options<B> const& options;
-    layer_shape shape;                    // has this rank's heads
-    head_numbers const& numbers;          // the heads among all ranks'
-    index_t limit_bytes;                  // on all ranks
+    layer_shape shape;
+    index_t limit_bytes;
     stored_slots<T, space::host> by_slot; // slots by the host's copy of the directory
     stored_slots<T, S> cache_slots;       // slots by the cache's own directory
     bool chooses        = true;           // false: rungs are `given`, or tokens keep theirs
@@ -168,15 +166,12 @@ struct recompressing
         scratch_view<index_t>(on, frame, H, rungs + 2);             ///< `first`, then the tokens that stay
     out_view<index_t, 2, B> first = slice<1>(counts, 0, rungs + 1); ///< where each rung's slots begin
     out_view<float, 1, B> weights = scratch_view<float>(on, frame, weighs ? queries.extent(1) : 0);
-    out_view<std::int64_t, 1, B> sums =
-        scratch_view<std::int64_t>(on, frame, index_t{ranks_of(on) == nullptr ? 0 : 4}); ///< over ranks
     bool executes = frame.ready();
 
     /// Returns the report; `cache`, the present one or another, is replaced last.
     template <class Cache>
-    recompress_report operator()(Cache& cache, agreement<S>& agreed)
+    recompress_report operator()(Cache& cache)
     {
-        if (executes && agreed.open()) { agreed.settle("recompress", call_numbers()); }
         read();
         allocation chosen = everything_kept();
         bool const fits   = chooses ? chosen.token_bytes + chosen.charged_bytes <= chosen.limit : given.extent(0) == 0;
@@ -200,7 +195,7 @@ struct recompressing
         }
         pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
             as_input(key_basis), as_input(value_basis), as_input(channels), as_input(value_means), as_input(rung), to,
-            {}, as_input(made_keys), as_input(made_values), as_input(carried),
+            as_input(made_keys), as_input(made_values), as_input(carried),
             makers > 0 ? entries.data_handle() : cache_slots.cache.heads);
         run(on, carry_over<T, S>{cache_slots, to, as_input(listed), as_input(first), as_input(carried),
                     options.sources.value_or(out_view<std::int32_t, 2, B>{}),
@@ -244,25 +239,9 @@ struct recompressing
         return most_made > 0 ? (std::min)(most_made, old + gone) : old;
     }
 
-    /// The numbers that the call has on every rank.
-    [[nodiscard]] auto call_numbers() const
-    {
-        auto const& given_weights = options.query_weights;
-        return array<shared_number, 15>{{{"dimension D of keys", D}, {"dimension Dv of values", Dv},
-            {"element type (1 float, 2 half, 3 bfloat16)", element_code<T>},
-            shared_number::hash("ratios", hash_of(ratios)), {"number W of window tokens", W},
-            {"options.pooling.width", options.pooling.width}, {"options.pooling.kind", options.pooling.kind},
-            {"options.allocation.charge", options.allocation.charge}, {"options.scale", options.scale},
-            shared_number::hash("options.query_weights", given_weights ? hash_of(on, *given_weights) : 0),
-            {"options.early_weight", options.early_weight}, {"options.question", options.question},
-            {"options.uniform_queries", options.uniform_queries}, {"options.longest_head (0: this cache's)", M + W},
-            {"options.limit", limit_bytes}}};
-    }
-
     /// Gives every token its new rung by its loss within `bytes`.
     [[nodiscard]] allocation choose(index_t bytes)
     {
-        agreement agreed{on};
         workspace::frame losses{*on.scratch, "recompress"};
         auto const loss    = scratch_view<float>(on, losses, H, rungs, M);
         auto const limit   = scratch_view<index_t>(on, losses, 1);
@@ -273,9 +252,9 @@ struct recompressing
         expects_finite(on, "recompress: values by slot", as_input(values));
         expects_finite(on, "recompress: window keys", as_input(window_keys));
         score_slots(loss);
-        agreed.leave();
-        allocation const chosen = allocate_within(on, bytes, limit, reports,
-            rung_costs{ratios, shape.dims, shape.element_bytes}, options.allocation, rung, as_input(loss));
+        allocation const chosen =
+            allocate_within(on, bytes, limit, reports, rung_costs{ratios, shape.dims, shape.element_bytes},
+                {.charge = options.allocation.charge}, rung, as_input(loss));
         expects<non_finite_input>(chosen.status != allocation_status::non_finite_loss,
             "recompress: a loss is NaN or infinite; stored vectors or queries are too large to multiply",
             options.lse_elsewhere ? ", or options.lse_elsewhere holds a NaN or a value above 1e30" : "");
@@ -351,31 +330,7 @@ struct recompressing
             arena_bytes = lay_out_head<T>(by_slot.layout, tokens, arena_bytes, entry, by_slot.cache.heads[h].stand_ins);
         }
         kept.charged_bytes = arena_bytes - fixed - kept.token_bytes;
-        if (executes && ranks_of(on) != nullptr) { add_other_ranks(kept); }
         return kept;
-    }
-
-    /// Makes the bytes of this rank's heads those of all.
-    /// \throws invalid_argument   a head is on no rank or on several, or the limit is below their windows and stand-ins; on every rank
-    void add_other_ranks(allocation& kept) const
-    {
-        expects_every_head(on, "recompress", numbers, sums.data_handle());
-        array<std::int64_t, 4> bytes{
-            stand_in_bytes(by_slot.cache), kept.token_bytes, kept.charged_bytes, stand_in_channels(by_slot.cache)};
-        for (index_t i = 0; i < 4; ++i)
-        {
-            run(on, fill<std::int64_t>{after(sums.data_handle(), i), bytes[static_cast<std::size_t>(i)], 1});
-        }
-        sum_over_ranks(on, sums.data_handle(), 4);
-        fetch(on, sums.data_handle(), bytes.data(), 4);
-        layer_shape of_all_ranks = shape;
-        of_all_ranks.heads       = numbers.all;
-        index_t const fixed      = of_all_ranks.window_bytes() + bytes[0];
-        expects(limit_bytes >= fixed + bytes[3], "recompress: a budget of ", limit_bytes, " bytes cannot hold the window of ",
-            W, " tokens and the stand-ins of all ranks; at least ", fixed + bytes[3], " bytes are needed");
-        kept.limit         = limit_bytes - fixed;
-        kept.token_bytes   = bytes[1];
-        kept.charged_bytes = bytes[2];
     }
 
     /// The report on the settled rungs; waits.

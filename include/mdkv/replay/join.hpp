@@ -8,8 +8,6 @@
 #include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <cstdint>
-
 namespace MDKV_NAMESPACE
 {
 
@@ -46,61 +44,29 @@ private:
     /// One over the mean; 0 if no token would lose anything.
     [[nodiscard]] MDKV_HD double unit(double total) const
     {
-        return total == 0 ? 0.0 : static_cast<double>(of_first.rows.extent(1) * joined.extent(2)) / total;
+        return total == 0 ? 0.0 : static_cast<double>(of_first.heads * joined.extent(2)) / total;
     }
 };
 
-/// One call of join, by itself or of a prompt.
-/// \param agreed   made before the call's arguments were checked
-/// \param prompt   see agreement::settle
+/// The body of join, for heads of which other ranks may have further ones.
 template <backend B>
-void join_losses(B const& on, char const* stage, agreement<B::memory_space>& agreed, prompt_numbers const* prompt,
-    in_view<float, 3, B> first, in_view<float, 3, B> second, float weight, out_view<float, 3, B> joined)
+void join_losses(B const& on, head_share const& heads, in_view<float, 3, B> first, in_view<float, 3, B> second,
+    float weight, out_view<float, 3, B> joined)
 {
-    expects_not_negative("join", "weight", weight);
-    array<index_t, 3> const shape = first.extents();
-    checks arguments{on, "join"};
-    // In place, `first` is also the output, whose check covers it.
-    if (joined.data_handle() != first.data_handle() || joined.strides() != first.strides())
-    {
-        arguments.in("first", first, shape, "H,R,N");
-    }
-    arguments.in("second", second, shape, "H,R,N").out("joined", joined, shape, "H,R,N");
     workspace::frame frame{*on.scratch, "join"};
     auto const at_rung_0 = [&](in_view<float, 3, B> const& x) {
-        return in_view<float, 3, B>{x.data_handle(), {1, shape[0], shape[2]}, {0, x.stride(0), 1}};
+        sum_pieces<B> of{
+            {x.data_handle(), {1, x.extent(0), x.extent(2)}, {0, x.stride(0), 1}}, nullptr, heads.all, heads.first};
+        of.sums = frame.template take<double>(of.room());
+        return of;
     };
-    sum_pieces<B> of_first{at_rung_0(first), nullptr};
-    sum_pieces<B> of_second{at_rung_0(second), nullptr};
-    of_first.sums       = frame.template take<double>(of_first.items());
-    of_second.sums      = frame.template take<double>(of_second.items());
-    auto const numbers  = number_heads(on, "join", shape[0], 0);
-    bool const ranks    = ranks_of(on) != nullptr;
-    index_t const all   = numbers.all * of_first.pieces();
-    auto* const sums    = frame.template take<double>(ranks ? 2 * all + 2 : 0);
-    bool const executes = frame.ready();
-    if (executes)
-    {
-        agreed.settle(stage,
-            array<shared_number, 3>{
-                {{"number N of tokens", shape[2]}, {"number R of rungs", shape[1]}, {"weight", weight}}},
-            prompt);
-    }
-    if (shape[1] == 0) { return; }
-    run(on, of_first);
-    run(on, of_second);
-    if (ranks && executes)
-    {
-        auto* const words = reinterpret_cast<std::int64_t*>(sums);
-        expects_every_head(on, stage, numbers, words);
-        scatter_sums(on, numbers, of_first, sums);
-        scatter_sums(on, numbers, of_second, sums + all);
-        sum_over_ranks(on, words, 2 * all);
-        of_first.rows = of_second.rows = {first.data_handle(), {1, numbers.all, shape[2]}, {0, 0, 1}}; // for totals
-        of_first.sums                  = sums;
-        of_second.sums                 = sums + all;
-    }
-    run(on, add_losses<B>{first, second, of_first, of_second, weight, joined}, shape[0] * shape[1]);
+    auto const of_first  = at_rung_0(first);
+    auto const of_second = at_rung_0(second);
+    static_cast<void>(frame.ready());
+    if (joined.extent(1) == 0) { return; }
+    sum_over_ranks(on, heads.with, of_first);
+    sum_over_ranks(on, heads.with, of_second);
+    run(on, add_losses<B>{first, second, of_first, of_second, weight, joined}, joined.extent(0) * joined.extent(1));
 }
 
 } // namespace detail
@@ -110,27 +76,33 @@ void join_losses(B const& on, char const* stage, agreement<B::memory_space>& agr
 ///
 ///     joined = first / mean(first) + weight * second / mean(second)
 ///
-/// with the means over all heads and tokens of the losses at rung 0, which drops tokens if any rung does. Over ranks
-/// (`mdkv::ranks`) the heads are this rank's, and means are over the heads of all ranks.
+/// with the means over all heads and tokens of the losses at rung 0, which drops tokens if any rung does.
 ///
-/// \param on            backend: threads, scratch, ranks
+/// \param on            backend: threads, scratch
 /// \param[in]  first    [H, R, N]
 /// \param[in]  second   [H, R, N]  losses at the same rungs
 /// \param[in]  weight   factor of the second set; >= 0
 /// \param[out] joined   [H, R, N]  may be `first` itself. A set whose mean is 0 adds nothing; a NaN at rung 0 makes all NaN
-/// \cost   reads and writes every loss once; scratch O(H*N / 4,096). Over ranks 3 exchanges, 16 bytes for 4,096 tokens of a head
-/// \sync   returns when done (cpu); enqueued on the stream (gpu); over ranks a GPU is waited for
+/// \cost   reads and writes every loss once; scratch O(H*N / 4,096)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
-/// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, output overlaps more than `first`;
-///                                 over ranks as allocate's, on every rank
+/// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, output overlaps more than `first`
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/replay/join.cpp; docs/lab/2026-11/quality.md compares other ways to join
 template <backend B>
 void join(
     B const& on, in_view<float, 3, B> first, in_view<float, 3, B> second, float weight, out_view<float, 3, B> joined)
 {
-    detail::agreement agreed{on};
-    detail::join_losses(on, "join", agreed, nullptr, first, second, weight, joined);
+    detail::expects_not_negative("join", "weight", weight);
+    array<index_t, 3> const shape = first.extents();
+    detail::checks arguments{on, "join"};
+    // In place, `first` is also the output, whose check covers it.
+    if (joined.data_handle() != first.data_handle() || joined.strides() != first.strides())
+    {
+        arguments.in("first", first, shape, "H,R,N");
+    }
+    arguments.in("second", second, shape, "H,R,N").out("joined", joined, shape, "H,R,N");
+    detail::join_losses(on, {nullptr, 1, shape[0]}, first, second, weight, joined);
 }
 
 } // namespace MDKV_NAMESPACE

@@ -8,7 +8,6 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/panel.hpp>
-#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/refit.hpp>
 #include <mdkv/detail/refit_rows.hpp>
 #include <mdkv/detail/softmax.hpp>
@@ -52,16 +51,6 @@ struct refit_part
 
 namespace detail
 {
-
-[[nodiscard]] inline std::uint64_t hash_of(refit_part const& part) noexcept
-{
-    std::uint64_t hash = mixed(1, static_cast<std::uint64_t>(part.blocks));
-    hash               = mixed(hash, static_cast<std::uint64_t>(part.apart));
-    hash               = mixed(hash, static_cast<std::uint64_t>(part.span));
-    hash               = mixed(hash, static_cast<std::uint64_t>(part.rows));
-    hash               = mixed(hash, __builtin_bit_cast(std::uint64_t, static_cast<double>(part.ridge) + 0.0));
-    return mixed(hash, __builtin_bit_cast(std::uint64_t, static_cast<double>(part.most) + 0.0));
-}
 
 /// \throws invalid_argument   naming the stage and the option, whose name begins with `prefix`: it is out of its range
 MDKV_OUTLINE constexpr void expects_refit(char const* stage, char const* prefix, refit_part const& part)

@@ -7,58 +7,32 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/allocate/solve.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/ranks.hpp>
 
-#include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 
 namespace MDKV_NAMESPACE
 {
-
-namespace detail
-{
-
-/// A hash of costs, for `agreement`.
-[[nodiscard]] inline std::uint64_t hash_of(rung_costs const& costs) noexcept
-{
-    std::uint64_t hash = mixed(static_cast<std::uint64_t>(costs.channels), costs.rungs);
-    for (std::size_t r = 0; r < costs.size(); ++r)
-    {
-        for (index_t const x :
-            {costs.bytes[r], costs.projection[r], index_t{costs.projected[r]} * 2 + costs.rotated[r]})
-        {
-            hash = mixed(hash, static_cast<std::uint64_t>(x));
-        }
-    }
-    return hash;
-}
-
-} // namespace detail
 
 /// Chooses every token's rung: least total loss with token bytes and projections within the limit, by the Lagrangian dual
 /// (docs/method.md). Equal choices are settled by head and position. One limit is shared by the heads of the layer
 /// (MixedDimKV), each of H limits is one head's (MixedDimKV-H). If a rung needs channels of keys, their bytes are set aside for
 /// every head first. If the limit holds every token uncompressed, skip allocate.
 ///
-/// Over ranks (`mdkv::ranks`) the heads are this rank's, and the limit and the report are those of all ranks' heads; limits of
-/// heads need a backend without ranks.
-///
-/// \param on            backend: threads, scratch, ranks
+/// \param on            backend: threads, scratch
 /// \param[in]  loss     [H, R, N]  pooled or not; need not fall with the rung
 /// \param[in]  costs    bytes of each rung
 /// \param[in]  limits   [1] or [H]  bytes for tokens, projections and channels of keys (the window not included)
-/// \param[in]  options  leftover and charge
+/// \param[in]  options  leftover, charge, ranks
 /// \param[out] rung     [H, N]     index of the chosen rung
 /// \param[out] report   [1] or [H], one for each limit
 /// \pre    costs ascend; 1 <= R <= 16; fewer than 2^33 tokens
 /// \cost   two to five passes over the losses, O(R^2) a token; scratch 18 KiB a limit, 128 bytes a head, 2.1 KiB for 8,192 tokens
 ///         of a head. Charged by use one pass more for each width and three for each candidate, 16 KiB a head and width, and a
-///         byte a token and width. Over ranks 9 to 11 exchanges (docs/ranks.md), and scratch for the heads of all ranks
+///         byte a token and width. Over ranks scratch for the heads of all ranks
 /// \sync   returns when done (cpu); enqueued on the stream, at most 15 launches (gpu); over ranks a GPU is waited for
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend
-/// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit). Over ranks: a
-///                                 rank refuses its arguments, or ranks differ in them or have not every head once; on all
+/// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit), or
+///                                 there are several over ranks
 /// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/stages/allocate.cpp, docs/numerics.md; report.status holds errors of the data (NaN losses, a limit below
 ///         the cheapest rungs), so that the same contract holds on a device
@@ -67,7 +41,6 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, i
     allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report)
 {
     index_t const heads = loss.extent(0);
-    detail::agreement agreed{on};
     costs.expects_valid("allocate");
     expects(limits.extent(0) == 1 || limits.extent(0) == heads, "allocate: limits has ", limits.extent(0),
         " entries; it must have 1 (shared) or ", heads, " (one a head)");
@@ -83,26 +56,16 @@ void allocate(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, i
             expects(limits(i) >= 0, "allocate: limits[", i, "] is ", limits(i), "; it must not be negative");
         }
     }
-    expects(limits.extent(0) == 1 || detail::ranks_of(on) == nullptr, "allocate: limits has ", limits.extent(0),
-        " entries; over ranks it must have 1, and limits for each head need a backend without ranks");
+    expects(limits.extent(0) == 1 || options.ranks == nullptr, "allocate: limits has ", limits.extent(0),
+        " entries; over ranks it must have 1");
     detail::staged(on, "allocate", [&](B const& with) {
-        if (agreed.open() && !detail::dry_run(with))
-        {
-            index_t limit = 0;
-            fetch(with, limits.data_handle(), &limit, 1);
-            agreed.settle("allocate", array<detail::shared_number, 6>{{{"loss: number N of tokens", loss.extent(2)},
-                                          detail::shared_number::hash("costs", detail::hash_of(costs)),
-                                          {"options.layers (0 or more)", options.layers > 0},
-                                          {"options.spend_leftover", options.spend_leftover},
-                                          {"options.charge", options.charge}, {"limits", limit}}});
-        }
         detail::dual::allocate_stage(with, loss, costs, limits, options, rung, report);
     });
 }
 
 /// The same for heads with different numbers of tokens, whose losses follow one another without padding.
 ///
-/// \param on            backend: threads, scratch, ranks
+/// \param on            backend: threads, scratch
 /// \param[in]  loss     [R, M]   M tokens, head after head
 /// \param[in]  first    [H + 1]  where each head's tokens begin, ascending, and where the last one's end; at most M
 /// \param      longest  tokens of the longest head, on all ranks
@@ -123,7 +86,6 @@ void allocate(B const& on, in_view<float, 2, B> loss, in_view<index_t, 1, B> fir
     rung_costs const& costs, in_view<index_t, 1, B> limit, allocate_options options, out_view<std::uint8_t, 1, B> rung,
     out_view<allocation, 1, B> report)
 {
-    detail::agreement agreed{on};
     costs.expects_valid("allocate");
     index_t const heads  = first.extent(0) - 1;
     index_t const tokens = loss.extent(1);
@@ -149,16 +111,6 @@ void allocate(B const& on, in_view<float, 2, B> loss, in_view<index_t, 1, B> fir
         }
     }
     detail::staged(on, "allocate", [&](B const& with) {
-        if (agreed.open() && !detail::dry_run(with))
-        {
-            index_t bytes = 0;
-            fetch(with, limit.data_handle(), &bytes, 1);
-            agreed.settle("allocate", array<detail::shared_number, 6>{{{"longest", longest},
-                                          detail::shared_number::hash("costs", detail::hash_of(costs)),
-                                          {"options.layers (0 or more)", options.layers > 0},
-                                          {"options.spend_leftover", options.spend_leftover},
-                                          {"options.charge", options.charge}, {"limit", bytes}}});
-        }
         detail::dual::allocate_stage<B>(with,
             {loss.data_handle(), {heads, loss.extent(0), longest}, {0, loss.stride(0), 1}}, costs, limit, options,
             {rung.data_handle(), {heads, longest}, {0, 1}}, report, first.data_handle());

@@ -58,7 +58,7 @@ template <element T, backend B>
 /// that drops n tokens stores its first min(M, n) ones.
 ///
 /// On a GPU the host cannot see that the arena is too small, or a basis missing. Heads then hold no tokens, not even the
-/// window's, and `needed` is above cache.arena_bytes, as in no other case.
+/// window's.
 ///
 /// \param on                 backend: threads, scratch
 /// \param[in]  keys          [H, N, D]
@@ -71,7 +71,6 @@ template <element T, backend B>
 /// \param      cache         arena of at least packed_bytes(rung, layout, M); directory [H]
 /// \param[in]  channels      [H, 3, D]   from fit_channels for the same queries; or empty: fitted to the kept keys alone (or to
 ///                           all if none is kept), with worse codes if queries differ much from channel to channel
-/// \param[out] needed        [1], or empty: bytes that these rungs take in the arena; the largest index_t if a basis is missing
 /// \param[in]  stand_in_keys    [H, M, D]   from stand_in for the same rungs; or empty
 /// \param[in]  stand_in_values  [H, M, Dv]
 /// \pre    N < 2^31
@@ -88,8 +87,7 @@ template <backend B, element T>
 void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
     in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
     in_view<std::uint8_t, 2, B> rung, cache_view<T, B::memory_space> const& cache, in_view<float, 3, B> channels = {},
-    out_view<index_t, 1, B> needed = {}, in_view<float, 3, B> stand_in_keys = {},
-    in_view<float, 3, B> stand_in_values = {})
+    in_view<float, 3, B> stand_in_keys = {}, in_view<float, 3, B> stand_in_values = {})
 {
     cache_layout const& layout = cache.layout;
     index_t const dim          = layout.dims.keys;
@@ -108,7 +106,6 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     if (!key_basis.empty()) { arguments.in("key_basis", key_basis, {heads, dim, dim}, "H,D,D"); }
     if (!value_basis.empty()) { arguments.in("value_basis", value_basis, {heads, value_dim, value_dim}, "H,Dv,Dv"); }
     if (!channels.empty()) { arguments.in("channels", channels, {heads, 3, dim}, "H,3,D"); }
-    if (!needed.empty()) { arguments.out("needed", needed, {1}, "1"); }
     index_t const stand_ins = stand_in_keys.extent(1);
     if (stand_ins > 0 || !stand_in_values.empty())
     {
@@ -120,7 +117,7 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
         .bytes("cache.appended", cache.appended, cache.appended == nullptr ? 0 : index_t{sizeof(index_t)}, true);
     detail::staged(on, "pack", [&](B const& with) {
         detail::pack_tokens(with, keys, values, window_keys, window_values, key_basis, value_basis, channels, {}, rung,
-            cache, needed, stand_in_keys, stand_in_values);
+            cache, stand_in_keys, stand_in_values);
     });
 }
 

@@ -16,9 +16,9 @@ namespace MDKV_NAMESPACE
 /// distances where half of a peak is left.
 enum class pooling : std::uint8_t
 {
-    max,     ///< the largest loss among the neighbours
-    mean,    ///< their sum divided by the width, also at the two ends (as SnapKV's average pooling counts)
-    adaptive ///< the largest of the row's losses, faded by distance: max over j of loss_j * 2^(-2 |i - j| / width)
+    max,  ///< the largest loss among the neighbours
+    mean, ///< their sum divided by the width, also at the two ends (as SnapKV's average pooling counts)
+    adaptive ///< the largest of losses that fade with distance: max over j of loss_j * 2^(-2 |i - j| / width), if |i - j| <= 8 width
 };
 
 struct pool_options
@@ -37,8 +37,8 @@ struct pool_options
 /// \param[in]  loss    [H, R, N]
 /// \param[in]  options width and kind
 /// \param[out] pooled  [H, R, N]  not the same memory as `loss`
-/// \pre    width odd, >= 1; a NaN makes its neighbours NaN, with `adaptive` its whole row, over which infinity spreads, too
-/// \cost   adaptive: O(H*R*N), scratch 1 KiB a thread (cpu); max, mean: O(H*R*N*width), no scratch
+/// \pre    width odd, >= 1; a NaN makes its neighbours NaN, with `adaptive` its own token alone
+/// \cost   max, mean: O(H*R*N*width); adaptive: O(H*R*N * (1 + width / 32)); no scratch
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs: the same on every backend, for any number of threads and any vector width
 /// \throws invalid_argument   a shape disagrees, the width is even or below 1, the views overlap (nothing was changed)
@@ -49,12 +49,8 @@ void pool(B const& on, in_view<float, 3, B> loss, pool_options options, out_view
     detail::checks arguments{on, "pool"};
     detail::expects_width("pool: width", options.width);
     arguments.in("loss", loss, loss.extents(), "H,R,N").out("pooled", pooled, loss.extents(), "H,R,N");
-    if (options.kind == pooling::adaptive)
-    {
-        run(on, detail::pool_fading<B>{loss, options.width, pooled}, loss.extent(0) * loss.extent(1));
-        return;
-    }
-    run(on, detail::pool_windows<B>{loss, pooled, options.width, options.kind == pooling::mean});
+    if (options.kind == pooling::adaptive) { run(on, detail::pool_fading<B>{loss, options.width, pooled}); }
+    else { run(on, detail::pool_windows<B>{loss, pooled, options.width, options.kind == pooling::mean}); }
 }
 
 } // namespace MDKV_NAMESPACE

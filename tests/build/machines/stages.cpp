@@ -22,12 +22,6 @@ void check_two(host const& on, in_view<half, 3, host> rows)
     expects_finite(on, "rows", rows);
 }
 
-void list_two(host const& on, in_view<std::uint8_t, 2, host> rung, out_view<std::int32_t, 2, host> positions,
-    out_view<index_t, 2, host> first)
-{
-    list_slots(on, rung, positions, first);
-}
-
 void pack_two(host const& on, in_view<half, 3, host> rows, in_view<float, 3, host> basis,
     in_view<std::uint8_t, 2, host> rung, cpu::cache<half>& cache)
 {

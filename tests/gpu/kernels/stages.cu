@@ -3,7 +3,6 @@
 #include <mdkv/compress.hpp>
 #include <mdkv/engine/finite.hpp>
 #include <mdkv/engine/gather.hpp>
-#include <mdkv/engine/slots.hpp>
 #include <mdkv/engine/unpack.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
@@ -106,7 +105,7 @@ JOB(judge_changes<backend>)
 JOB(count_fitted<backend>)
 BACKEND_FIRST(choose_seeds)
 BACKEND_FIRST(scale_queries)
-BACKEND_FIRST(attend_dropped)
+JOB(attend_dropped<backend>)
 BACKEND_FIRST(mean_of_cluster)
 JOB(place_stand_in<backend>)
 

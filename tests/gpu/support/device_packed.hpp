@@ -82,7 +82,7 @@ struct device_layer
     void pack(mdkv::gpu::backend const& on, mdkv::cache_view<T, mdkv::space::device> const& cache) const
     {
         mdkv::pack(on, keys.in(), values.in(), window_keys.in(), window_values.in(), key_basis.in(), value_basis.in(),
-            rung.in(), cache, {}, {}, stand_in_keys.in(), stand_in_values.in());
+            rung.in(), cache, {}, stand_in_keys.in(), stand_in_values.in());
     }
 };
 

@@ -223,3 +223,12 @@ TEST_CASE("slicing a view of a dry run, which has no memory, gives one without m
     auto const whole = in(host{}, static_cast<float*>(nullptr), 2, 5, 3);
     CHECK(slice<1>(whole, 2, 3).data_handle() == nullptr);
 }
+
+TEST_CASE("16-bit types of other libraries are read as half or bfloat16 where they lie")
+{
+    std::uint16_t const bits[2] = {0x3c00, 0xc000};
+    CHECK(widen(as_half(bits)[1]) == -2.0F);
+    std::uint16_t upper[1]                             = {0x4000};
+    as_bfloat16(static_cast<std::uint16_t*>(upper))[0] = narrow<bfloat16>(-2.0F);
+    CHECK(upper[0] == 0xc000);
+}

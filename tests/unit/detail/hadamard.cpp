@@ -1,6 +1,6 @@
 #include <mdkv/detail/hadamard.hpp>
 
-#include <mdkv/cpu/detail/coded_rows.hpp>
+#include <mdkv/cpu/detail/hadamard_row.hpp>
 #include <mdkv/cpu/team.hpp>
 
 #include "support/compare.hpp"

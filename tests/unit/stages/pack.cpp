@@ -640,7 +640,7 @@ TEST_CASE_TEMPLATE("coded stand-ins are the bytes of tokens at their rung, and h
                 support::run([&](cpu::backend const& on) {
                     detail::pack_tokens(on, x.keys.in(), x.values.in(), layer.window_keys.in(),
                         layer.window_values.in(), layer.key_basis.in(), layer.value_basis.in(), channels.in(),
-                        means.in(), x.rung.in(), cache.view(), {}, x.stand_in_keys.in(), x.stand_in_values.in());
+                        means.in(), x.rung.in(), cache.view(), x.stand_in_keys.in(), x.stand_in_values.in());
                 });
                 return cache;
             };
@@ -686,18 +686,6 @@ TEST_CASE("an arena without the bytes of stand-ins is too small, and their numbe
     }) == "packed_bytes: stand_ins is -1; it must not be negative");
     workspace count;
     CHECK(packed_bytes<half>(cpu::backend{&count}, layer.rung.in(), layer.layout) == 0); // a dry run
-}
-
-TEST_CASE("`needed` tells the bytes that the tokens take")
-{
-    packed_layer<half> const layer{{.heads = 2, .tokens = 50}};
-    auto cache     = layer.packed();
-    index_t needed = -1;
-    support::run([&](cpu::backend const& on) {
-        mdkv::pack(on, layer.keys.in(), layer.values.in(), layer.window_keys.in(), layer.window_values.in(),
-            layer.key_basis.in(), layer.value_basis.in(), layer.rung.in(), cache.view(), {}, out(on, &needed, 1));
-    });
-    CHECK(needed == layer.bytes());
 }
 
 TEST_CASE("packing empties the tail")

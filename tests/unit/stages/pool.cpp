@@ -119,10 +119,11 @@ TEST_CASE("a width of one copies, one beyond every token spreads one value over 
     }
 }
 
-TEST_CASE("adaptive pooling is each row's largest loss, worth half for every half width it is away")
+TEST_CASE(
+    "adaptive pooling is the largest loss, worth half for every half width it is away, up to eight widths at least")
 {
     source random{"pool adaptive"};
-    for (index_t const tokens : {1, 2, 15, 16, 17, 33, 300})
+    for (index_t const tokens : {1, 2, 17, 300, 700})
     {
         for (index_t const width : {index_t{1}, index_t{3}, index_t{7}, index_t{25}, index_t{101}, index_t{100001},
                  std::numeric_limits<index_t>::max()})
@@ -143,15 +144,19 @@ TEST_CASE("adaptive pooling is each row's largest loss, worth half for every hal
                     for (index_t i = 0; i < tokens; ++i)
                     {
                         real most = -std::numeric_limits<real>::infinity();
+                        real near = most; // within eight widths
                         for (index_t j = 0; j < tokens; ++j)
                         {
                             real const away = static_cast<real>(std::abs(i - j));
-                            real const left = std::exp2(-2 * away / static_cast<real>(width));
-                            most            = std::max(most, static_cast<real>(loss.get(h, r, j)) * left);
+                            real const faded =
+                                static_cast<real>(loss.get(h, r, j)) * std::exp2(-2 * away / static_cast<real>(width));
+                            most = std::max(most, faded);
+                            if (away <= 8 * static_cast<real>(width)) { near = std::max(near, faded); }
                         }
                         // Whatever the distance, a few roundings; what is below the smallest normal float has fewer digits.
-                        error.add(
-                            static_cast<real>(got.get(h, r, i)), most, std::max(std::fabs(most), real{0x1p-126}), i);
+                        auto const found = static_cast<real>(got.get(h, r, i));
+                        auto const bound = found < near ? near : std::min(found, most);
+                        error.add(found, bound, std::max(std::fabs(bound), real{0x1p-126}), i);
                         below += got.get(h, r, i) < loss.get(h, r, i) ? 1 : 0;
                     }
                 }
@@ -159,7 +164,7 @@ TEST_CASE("adaptive pooling is each row's largest loss, worth half for every hal
             CAPTURE(tokens);
             CAPTURE(width);
             INFO(error);
-            CHECK(error.within(12 * 0x1p-24));
+            CHECK(error.within(4 * 0x1p-24));
             CHECK(below == 0);
         }
     }
@@ -187,7 +192,7 @@ TEST_CASE("a higher peak reaches farther with adaptive pooling, and never over w
     CHECK(got.get(0, 0, 199) == 1.0F);
 }
 
-TEST_CASE("a NaN reaches all its neighbours and nobody else, with adaptive pooling its whole row")
+TEST_CASE("a NaN reaches all its neighbours and nobody else, with adaptive pooling its own token alone")
 {
     source random{"pool nan"};
     for (index_t const bad : {0, 1, 20, 50, 99})
@@ -208,8 +213,8 @@ TEST_CASE("a NaN reaches all its neighbours and nobody else, with adaptive pooli
         tensor<float, 3> const got = pooled(loss, {7, pooling::adaptive});
         for (index_t i = 0; i < 100; ++i)
         {
-            CHECK(std::isnan(got.get(0, 0, i)));
-            CHECK(got.get(0, 1, i) == std::numeric_limits<float>::infinity());
+            CHECK(std::isnan(got.get(0, 0, i)) == (i == bad));
+            CHECK((std::abs(i - bad) > 56 || got.get(0, 1, i) == std::numeric_limits<float>::infinity()));
         }
     }
     tensor<float, 3> loss = random_losses(random, 1, 1, 40);

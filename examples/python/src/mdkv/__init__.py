@@ -7,7 +7,7 @@ coordinate, such that the attention output changes least. Attention reads the co
     mdkv.save("prompt.mdkv", [layer], model="...")                # and in another process, from the file's own pages:
     layer = mdkv.load("prompt.mdkv", model="...").layer(0)
 
-`Prompt` gives all layers of a prompt one budget, and with `Ranks` heads and layers in several processes. `Reader` does so
+`Prompt` gives all layers of a prompt one budget, and with `Ranks` heads in several processes. `Reader` does so
 while the prompt is read, in memory that does not grow with its length.
 `mdkv.transformers.Cache` does all of it inside a model, `mdkv.kvpress` inside kvpress. Tensors are anything with
 `__dlpack__` on the CPU (torch, numpy, jax): float32, float16, bfloat16, of any strides. Refused arguments are ValueErrors

@@ -92,21 +92,13 @@ class Backend:
 
 class Ranks:
     """
-    This process among those over which the heads of prompts and layers are spread, and its transport. Prompts and folds with ranks share one budget over all heads, and choose bit for bit what one process with all heads does: see docs/ranks.md. mdkv.distributed makes them of torch.distributed's groups.
+    This process among those over which the heads of prompts are spread, and its transport. Prompts with ranks share one budget over all heads, and choose bit for bit what one process with all heads does: see docs/ranks.md. mdkv.distributed makes them of torch.distributed's groups.
     """
 
-    def __init__(self, rank: int, size: int, *, sum: Callable, least: Callable, first_head: int, heads: int, first_layer: int = 0, layers: int | None = None, replica: bool = False) -> None:
+    def __init__(self, sum: Callable, *, first_head: int, heads: int) -> None:
         """
-        rank: this one's number, from 0, of `size` ranks. sum(numbers): each of int64 [n] becomes its sum over all ranks; least(numbers): each of uint64 [n] becomes the least. Both change the NumPy array in place and return None when they are done; their exceptions leave the call that exchanges. All ranks make the same calls in the same order, each with a backend of its own. first_head: number of this rank's first KV head among the `heads` of a layer on all ranks. first_layer and layers: of this rank's first layer and on all ranks; None: all ranks have all layers. replica: another rank has the same heads, bitwise, and its losses count.
+        sum(numbers): each of int64 [n] becomes its sum over all ranks; it changes the NumPy array in place and returns None when it is done; its exceptions leave the call that exchanges. All ranks make the same calls in the same order, each with a backend of its own. first_head: number of this rank's first KV head among the `heads` of a layer on all ranks.
         """
-
-    @property
-    def rank(self) -> int:
-        """This rank's number, from 0."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
 
     @property
     def first_head(self) -> int:
@@ -118,15 +110,15 @@ class Ranks:
 
     @property
     def exchanges(self) -> int:
-        """Calls of the functions so far."""
+        """Calls of the function so far."""
 
     @property
     def bytes(self) -> int:
-        """Bytes that this rank has given to the functions so far."""
+        """Bytes that this rank has given to the function so far."""
 
     def refuse(self) -> None:
         """
-        Tells the other ranks that this one does not make its next call: theirs raises. Calls of a prompt, and folds, whose arguments are refused do it themselves.
+        Tells the other ranks that this one does not make its next call: theirs raises. finish_layer and allocate of a prompt whose arguments are refused do it themselves.
         """
 
 class Layer:
@@ -213,9 +205,9 @@ class Layer:
     def reserve(self, appended: int) -> None:
         """Room in the tail for so many tokens in all."""
 
-    def recompress(self, queries: Tensor, limit: object | None = None, preset: Preset | None = None, *, sources: Tensor | None = None, ranks: object | None = None) -> dict:
+    def recompress(self, queries: Tensor, limit: object | None = None, preset: Preset | None = None, *, sources: Tensor | None = None) -> dict:
         """
-        Folds the tail into the compressed part, within a limit, by default the bytes that the layer got when its prompt was compressed: queries [H*G, Q, D] of the last Q tokens, from 1 to all of the window and the tail. The preset (by_window if none is given) has the rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new cache, in the order of unpack without stand-ins, its place in the old one, -1 behind a head's last; S: at least the tokens of the text. ranks: an mdkv.Ranks if other processes have further heads of the layer: every one of them makes the call, the limit is of all heads, and the choice is bit for bit that of one process with all heads. If one rank's arguments are refused, every rank raises, and no layer changes.
+        Folds the tail into the compressed part, within a limit, by default the bytes that the layer got when its prompt was compressed: queries [H*G, Q, D] of the last Q tokens, from 1 to all of the window and the tail. The preset (by_window if none is given) has the rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new cache, in the order of unpack without stand-ins, its place in the old one, -1 behind a head's last; S: at least the tokens of the text.
         """
 
     def copy(self) -> Layer:
@@ -228,9 +220,9 @@ class Prompt:
     All layers of one prompt, compressed by a preset: read_chunk for each chunk of each layer while the prompt is read (presets that replay), finish_layer for each layer, allocate, pack for each layer. The package's README has the calls under "A layer", include/mdkv/prompt.hpp the contract.
     """
 
-    def __init__(self, preset: Preset, *, layers: int, heads: int, group: int = 1, key_dim: int, value_dim: int | None = None, tokens: int, dtype: str, rope: Rope | None = None, check_finite: bool = True, backend: object | None = None, ranks: object | None = None, layer_ranks: object | None = None) -> None:
+    def __init__(self, preset: Preset, *, layers: int, heads: int, group: int = 1, key_dim: int, value_dim: int | None = None, tokens: int, dtype: str, rope: Rope | None = None, check_finite: bool = True, backend: object | None = None, ranks: object | None = None) -> None:
         """
-        layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the prompt's, or the most that it may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's, for read_chunk if the preset replays. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if other processes have further heads or layers of the prompt; the sizes are then this one's, limit and choice of `allocate` are of all heads. layer_ranks: those with heads of the same layers, if not all ranks have all layers.
+        layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is given), tokens: the prompt's, or the most that it may have; dtype: "float32", "float16" or "bfloat16", of queries, keys and values. rope: the model's, for read_chunk if the preset replays. check_finite: search for NaNs and infinities first. ranks: an mdkv.Ranks if other processes have further heads of the prompt; the sizes are then this one's, limit and choice of `allocate` are of all heads.
         """
 
     def read_chunk(self, layer: int, first: int, queries: Tensor, keys: Tensor, values: Tensor) -> None:

@@ -37,7 +37,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
 
     def reset(self):
         self.is_initialized, self.tokens, self.pads = False, 0, []  # tokens with padding; padding of each sequence
-        self.packed, self.limits = [], []       # mdkv.Layer of each sequence; bytes of its arena after the prompt, of all processes
+        self.packed, self.limits = [], []       # mdkv.Layer of each sequence; bytes of its arena after the prompt
         self.held, self.queries = None, None    # keys [B, H, N, D], values [B, H, N, Dv]; last queries [B, H*G, n, D]
         self.replayed, self.lse = [], []        # tokens of each sequence that were replayed; log-sum-exps [H*G, n]
         self.token_rungs = []                   # TokenRungs of each sequence, if Cache.keep_rungs and tail are given
@@ -279,12 +279,12 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         return output
 
     def _fold(self, preset):
-        """Folds the tails of all sequences, over all processes of the group."""
-        ranks, all_rungs = self.cache._ranks(self.heads), self.token_rungs or [None] * self.batch
+        """Folds the tails of all sequences."""
+        all_rungs = self.token_rungs or [None] * self.batch
         for layer, rows, limit, rungs in zip(self.packed, self.queries, self.limits, all_rungs):
             fold = layer.recompress if rungs is None else functools.partial(rungs.fold, layer)
             rows = rows[:, -min(rows.shape[1], layer.window + layer.appended):]
-            fold(rows, mdkv.Budget.bytes(limit), preset, ranks=ranks)
+            fold(rows, mdkv.Budget.bytes(limit), preset)
         if self is self.cache.compressed[-1]:
             self.cache.backend.release_scratch()
         if self.token_rungs:
@@ -349,8 +349,6 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         """Puts the packed layers of all sequences in the place of keys and values; rungs: of their tokens, if folds keep them."""
         self.packed, self.limits, self.held, self.lse = packed, [one.bytes["arena"] for one in packed], None, []
         tail, (query, *new) = self.cache.tail, self.later or [None]
-        if tail and self.cache.group is not None:
-            self.limits = mdkv.distributed.summed(self.limits, self.cache.group)
         for layer in packed if tail else []:
             layer.reserve(tail + 1)
         self.token_rungs = [TokenRungs(*one) for one in zip(packed, rungs)] if tail else []

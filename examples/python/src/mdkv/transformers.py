@@ -222,8 +222,7 @@ class Cache(cache_utils.Cache):
         if ranks.heads != known:
             raise NotImplementedError(f"mdkv: the processes of the group have {ranks.heads} KV heads of a layer and the "
                                       f"configuration {known}; heads that several processes have are not served")
-        for name, value in (("tail", self.tail), ("prompt_tokens", self.prompt_tokens)):
-            mdkv.distributed.expects_same(name, value, self.group)  # all processes fold, and end their prompts, in the same call
+        mdkv.distributed.expects_same("prompt_tokens", self.prompt_tokens, self.group)  # all end their prompts in the same call
         self._over = ranks
         return ranks
 

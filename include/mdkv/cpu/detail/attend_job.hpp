@@ -10,7 +10,7 @@
 #include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/detail/code_logit_kernels.hpp>
 #include <mdkv/cpu/detail/code_value_kernels.hpp>
-#include <mdkv/cpu/detail/coded_rows.hpp>
+#include <mdkv/cpu/detail/hadamard_row.hpp>
 #include <mdkv/cpu/detail/logit_kernels.hpp>
 #include <mdkv/cpu/detail/rounding.hpp>
 #include <mdkv/cpu/detail/value_kernels.hpp>

@@ -4,14 +4,12 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/detail/coded_rows.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -28,24 +26,19 @@ namespace MDKV_NAMESPACE::cpu::detail
 
 using mdkv::detail::score_head;
 using mdkv::detail::score_plan;
-using mdkv::detail::score_rung;
 using mdkv::detail::score_states;
 
 /// The working set of a thread: a block of tokens and what is computed from it.
 struct score_scratch
 {
-    float* rows;    // [block, dim or value_dim]
-    float* rotated; // [block, dim or value_dim]              rows, rotated
-    float* latents; // [block, key_columns or value_columns]  coordinates in the basis
-    float* sums;    // [softmaxes, block, lanes]              totals over rows of P, then of |P' - P|
-    float* spread;  // [rungs, block]                         variance of a logit, if codes were a whole range apart
+    float* rows;    // [block, dim]               keys
+    float* latents; // [block, key_columns]       their coordinates in the basis
+    float* sums;    // [softmaxes, block, lanes]  totals over rows of P, then of |P' - P|
 
     score_scratch(mdkv::detail::carver& memory, score_plan const& plan) noexcept
-        : rows{memory.take<float>(tile::block * (std::max)(plan.dim, plan.value_dim))}
-        , rotated{memory.take<float>(plan.rotates ? tile::block * (std::max)(plan.dim, plan.value_dim) : 0)}
-        , latents{memory.take<float>(tile::block * (std::max)(plan.key_columns(), plan.value_columns()))}
+        : rows{memory.take<float>(tile::block * plan.dim)}
+        , latents{memory.take<float>(tile::block * plan.key_columns())}
         , sums{memory.take<float>(plan.softmaxes * tile::block * simd::lanes)}
-        , spread{memory.take<float>(plan.count * tile::block)}
     {}
 
     [[nodiscard]] float* sum(index_t softmax, index_t token) const noexcept
@@ -115,29 +108,6 @@ inline void multiply_queries(score_plan const& plan, score_head const& h) noexce
     }
 }
 
-/// |v - v'|^2, v' having v's leading coordinates in the basis; their squares add up to `kept`.
-[[nodiscard]] MDKV_OUTLINE inline float squared_rest(float const* value, float squared, float kept,
-    float const* coordinates, in_view<float, 3, backend> const& basis, index_t head, index_t count) noexcept
-{
-    float const missing = squared - kept;
-    if (!mdkv::detail::cancels(missing, squared)) [[likely]] { return missing; }
-    index_t const dim = basis.extent(2);
-    float total       = 0;
-    for (index_t d = 0; d < dim; d += tile::block)
-    {
-        index_t const n = (std::min)(tile::block, dim - d);
-        float rest[tile::block];
-        std::copy_n(value + d, n, rest);
-        for (index_t c = 0; c < count; ++c)
-        {
-            float const* const direction = basis.row(head, c) + d;
-            for (index_t i = 0; i < n; ++i) { rest[i] -= coordinates[c] * direction[i]; }
-        }
-        total += tile::dot(rest, rest, n);
-    }
-    return total;
-}
-
 /// A block of a head's tokens, multiplied with the head's queries tile by tile.
 struct score_block
 {
@@ -176,7 +146,7 @@ struct score_block
 
     /// Sweep two: scratch.sums[0] = total of P over the rows, scratch.sums[i] = total of |P' - P| of softmax i, per token in
     /// `lanes` partial sums.
-    void add_losses() const noexcept
+    void add_totals() const noexcept
     {
         std::fill_n(scratch.sums, scratch.sum(plan.softmaxes, 0) - scratch.sums, 0.0F);
 #if !defined(__CUDA_ARCH__) // nvcc reads this for the device, too, which knows no vectors
@@ -198,111 +168,23 @@ struct score_block
 #endif
     }
 
-    /// Sweep two: finds scratch.spread of the keys, of those in scratch.rows rotated the way pack rotates them, and of their
-    /// coordinates in scratch.latents.
-    void add_noise() const noexcept
+    /// Sweep two: joins the partial sums of the block's tokens.
+    void write_totals(index_t of) const noexcept
     {
-        index_t const dim         = plan.dim;
-        float const* const mean   = head.channels;
-        float const* const factor = mean + dim;
-        for (index_t i = 0; i < count; ++i)
-        {
-            float const* const key = scratch.rows + i * dim;
-            float* const x         = scratch.rotated;
-            for (index_t d = 0; plan.rotates && d < dim; ++d) { x[d] = (key[d] - mean[d]) * factor[d]; }
-            if (plan.rotates) { hadamard_row(x, dim); }
-            float const spread = plan.rotates ? spread_of(x, dim, factor + 2 * dim) : 0.0F;
-            for (int r = 0; r < plan.count; ++r)
-            {
-                score_rung const& u                 = plan.rungs[r];
-                float const* const latents          = scratch.latents + i * plan.key_columns();
-                scratch.spread[r * tile::block + i] = !u.projected ? spread
-                                                      : !u.quantised()
-                                                          ? 0.0F
-                                                          : spread_of(latents, u.keys, head.noise + r * plan.groups());
-            }
-        }
-    }
-
-    /// Writes the losses of the block's tokens at every rung, from scratch.sums and the values in scratch.rows. Rotation keeps
-    /// lengths, so rotated values are compared without rotating them back.
-    void write_losses(
-        in_view<float, 3, backend> const& basis, index_t of, out_view<float, 3, backend> const& loss) const noexcept
-    {
-        index_t const columns = plan.value_columns();
-        if (columns > 0)
-        {
-            tile::multiply_block(scratch.rows, plan.value_dim, head.value_basis, columns, scratch.latents);
-        }
-        for (index_t i = 0; plan.rotates && i < count; ++i)
-        {
-            float const* const value = scratch.rows + i * plan.value_dim;
-            float* const x           = scratch.rotated + i * plan.value_dim;
-            for (index_t d = 0; d < plan.value_dim; ++d) { x[d] = value[d] - head.means[d]; }
-            hadamard_row(x, plan.value_dim);
-        }
-        auto const total = [&](int softmax, index_t i) {
-            auto const join = [&](simd::floats a, [[maybe_unused]] simd::floats b) {
+        auto const join = [&](simd::floats a, [[maybe_unused]] simd::floats b) {
 #if !defined(__CUDA_ARCH__)
-                a = mdkv::detail::joined_rows(plan.norm, a, b);
+            a = mdkv::detail::joined_rows(plan.norm, a, b);
 #endif
-                return a;
-            };
-            return simd::over_lanes(simd::load(scratch.sum(softmax, i)), join);
+            return a;
         };
-        float mass[tile::block];
-        float squared[tile::block]; // |v|^2
-        float length[tile::block];  // |v|
-        float kept[tile::block]{};  // part of |v|^2 in the coordinates of the rung before
-        for (index_t i = 0; i < count; ++i)
+        for (int i = 0; i < plan.softmaxes; ++i)
         {
-            mass[i] = mdkv::detail::mass_of(plan, total(0, i));
-            squared[i] =
-                tile::dot(scratch.rows + i * plan.value_dim, scratch.rows + i * plan.value_dim, plan.value_dim);
-            length[i] = std::sqrt(squared[i]);
-            if (plan.terms != nullptr) { plan.term(of, 0)[first + i] = mass[i]; }
-            if (plan.dropped >= 0)
-            {
-                loss(of, plan.dropped, first + i) = mdkv::detail::dropped_loss(mass[i], length[i]);
-            }
-            if (plan.full >= 0) { loss(of, plan.full, first + i) = 0.0F; }
-        }
-        for (int r = 0; r < plan.count; ++r)
-        {
-            score_rung const& u     = plan.rungs[r];
-            float const* const from = u.projected ? scratch.latents : scratch.rotated;
-            index_t const step      = u.projected ? columns : plan.value_dim;
-            float roundings[tile::block]{}; // |v - v'|^2 by codes
-            if (u.quantised()) { find_roundings(from, count, step, u.values, u.kind, roundings); }
-            for (index_t i = 0; i < count; ++i)
-            {
-                float const* const x = from + i * step;
-                float missing        = roundings[i];
-                if (u.projected)
-                {
-                    kept[i] = u.kept(kept[i], tile::dot(x + u.kept_from, x + u.kept_from, u.values - u.kept_from));
-                    missing +=
-                        squared_rest(scratch.rows + i * plan.value_dim, squared[i], kept[i], x, basis, of, u.values);
-                }
-                mdkv::detail::write_loss(plan, r, loss, of, first + i, total(u.softmax, i), mass[i], length[i], missing,
-                    scratch.spread[r * tile::block + i]);
-            }
+            float* const to = plan.total(of, i) + first;
+            for (index_t t = 0; t < count; ++t) { to[t] = simd::over_lanes(simd::load(scratch.sum(i, t)), join); }
         }
     }
 
 private:
-    /// Weighted sum of the squared ranges of the groups of n coordinates.
-    [[nodiscard]] static float spread_of(float const* x, index_t n, float const* weights) noexcept
-    {
-        float sum = 0;
-        for (index_t begin = 0; begin < n; begin += quantised_group)
-        {
-            auto const [low, high] = bounds_of(x + begin, (std::min)(quantised_group, n - begin));
-            sum += (high - low) * (high - low) * weights[begin / quantised_group];
-        }
-        return sum;
-    }
-
     template <class Body>
     void for_each_tile(Body const& body) const noexcept
     {

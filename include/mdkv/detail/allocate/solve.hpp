@@ -13,29 +13,60 @@
 #include <mdkv/detail/allocate/work.hpp>
 #include <mdkv/detail/ranks.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace MDKV_NAMESPACE::detail::dual
 {
 
+/// Each of n numbers, in the backend's memory, becomes the least over all ranks: the sum of numbers that each rank has in the
+/// place of its first head.
+template <backend B>
+void least_over_ranks(B const& on, head_share const& heads, std::uint64_t* numbers, index_t n)
+{
+    if (dry_run(on)) { return; }
+    std::vector<std::int64_t> all(static_cast<std::size_t>(heads.all * n));
+    std::vector<std::int64_t> least(static_cast<std::size_t>(n));
+    fetch(on, reinterpret_cast<std::int64_t*>(numbers), least.data(), n);
+    for (std::size_t i = 0; i < least.size() && heads.own > 0; ++i)
+    {
+        all[static_cast<std::size_t>(heads.first * n) + i] = ~least[i];
+    }
+    heads.with->sum(heads.with->state, all.data(), heads.all * n);
+    for (std::size_t i = 0; i < all.size(); ++i)
+    {
+        auto& best = least[i % least.size()];
+        if (static_cast<std::uint64_t>(~all[i]) < static_cast<std::uint64_t>(best)) { best = ~all[i]; }
+    }
+    if constexpr (B::memory_space == space::host)
+    {
+        std::copy(least.begin(), least.end(), reinterpret_cast<std::int64_t*>(numbers));
+    }
+    else { copy(on, least.data(), numbers, n * index_t{sizeof(std::int64_t)}); }
+}
+
 /// Solves all limits. At most fifteen launches on a GPU, for any losses; one more over ranks.
 /// \param words  words of all sums, from `histogram` on
 template <backend B>
-void solve(B const& on, work const& w, index_t words)
+void solve(B const& on, work const& w, index_t words, head_share const& heads)
 {
+    auto const sum_over_ranks = [&](std::int64_t* numbers, index_t n) {
+        detail::sum_over_ranks(on, heads.with, numbers, n);
+    };
     run(on, begin{w, words});
     if (w.chooses())
     {
         run(on, weigh_sets{w});
         index_t const numbers = w.heads * 2 * coarse_bins + w.pieces(); // and least_losses
-        sum_over_ranks(on, w.curve_bins, w.limits * w.sets * numbers);
+        sum_over_ranks(w.curve_bins, w.limits * w.sets * numbers);
         run(on, curves{w});
         run(on, choose{w}, w.limits);
     }
     auto const level = [&](index_t every) {
         run(on, weigh{w, every});
-        sum_over_ranks(on, w.histogram, w.all_problems() * (bins + 1));
+        sum_over_ranks(w.histogram, w.all_problems() * (bins + 1));
         run(on, narrow{w, every}, w.all_problems());
     };
     bool const sampled = !w.chooses() && w.heads * w.tokens >= least_sampled;
@@ -43,16 +74,16 @@ void solve(B const& on, work const& w, index_t words)
     if (sampled) { level(sample_share); }
     for (int i = 0; i < levels; ++i) { level(1); }
     run(on, weigh_ties{w});
-    sum_over_ranks(on, w.ties, w.all_problems() * w.pieces());
+    sum_over_ranks(w.ties, w.all_problems() * w.pieces());
     run(on, find_tie{w}, w.all_problems());
-    sum_over_ranks(on, w.tie, w.all_problems() * 2);
+    sum_over_ranks(w.tie, w.all_problems() * 2);
     run(on, assign{w});
     if (w.gains != nullptr)
     {
         index_t const pairs = w.rungs() * w.rungs();
-        least_over_ranks(on, w.upgrades, w.all_problems() * pairs);
+        least_over_ranks(on, heads, w.upgrades, w.all_problems() * pairs);
         run(on, value_upgrades{w}, w.all_problems());
-        sum_over_ranks(on, w.counts, w.all_problems() * (w.heads * index_t{max_rungs} + 1 + w.pieces() + pairs));
+        sum_over_ranks(w.counts, w.all_problems() * (w.heads * index_t{max_rungs} + 1 + w.pieces() + pairs));
     }
     run(on, conclude{w}, w.limits);
     if (w.chooses()) { run(on, copy_best{w}, w.limits * w.own_pieces()); }
@@ -100,14 +131,14 @@ void solve(B const& on, work const& w, index_t words)
 
 /// Takes the jobs' memory and solves: the body of `mdkv::allocate` on every backend.
 /// \param first_token  [H + 1]  where each head's tokens begin, if heads have different numbers of tokens; or null
-/// \throws invalid_argument   over ranks: the ranks' heads are not all heads, each once
 template <backend B>
 void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& costs, in_view<index_t, 1, B> limits,
     allocate_options options, out_view<std::uint8_t, 2, B> rung, out_view<allocation, 1, B> report,
     index_t const* first_token = nullptr)
 {
-    auto const heads     = number_heads(on, "allocate", loss.extent(0), options.layers);
-    index_t const all    = heads.all;
+    index_t const layers = options.ranks == nullptr ? 1 : options.layers;
+    head_share const heads{options.ranks, layers, loss.extent(0) / layers};
+    index_t const all    = checked_multiply(heads.all, layers);
     index_t const tokens = loss.extent(2);
     // Every sum of bytes is at most this one.
     index_t const most = checked_multiply(checked_multiply(all, tokens), costs.bytes[costs.size() - 1]);
@@ -120,8 +151,8 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     w.limits             = limits.extent(0);
     w.heads              = w.limits == 1 ? all : 1;
     w.own_heads          = w.limits == 1 ? loss.extent(0) : 1;
-    w.own_in_layer       = w.limits == 1 ? heads.own_in_layer : 1;
-    w.layer_stride       = w.limits == 1 && heads.shard.heads > 0 ? heads.shard.heads : 1;
+    w.own_in_layer       = w.limits == 1 ? heads.own : 1;
+    w.layer_stride       = w.limits == 1 && heads.all > 0 ? heads.all : 1;
     w.first_head         = heads.first; // 0 if limits are the heads' own
     w.candidates         = w.by_use && w.sets > 1 && all * tokens > 0 ? w.sets + 1 : 1;
     w.pieces_per_head    = (tokens + piece_tokens - 1) / piece_tokens;
@@ -140,7 +171,7 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     index_t const chosen   = w.chooses() ? w.limits : 0; // limits whose heads choose
     workspace::frame frame{*on.scratch, "allocate"};
     index_t const pairs      = w.rungs() * w.rungs();
-    bool const over_ranks    = ranks_of(on) != nullptr;
+    bool const over_ranks    = heads.with != nullptr;
     index_t const of_problem = bins + 3 + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1 + (over_ranks ? pairs : 0);
     index_t const of_sets    = w.heads * 2 * coarse_bins + w.pieces();
     index_t const words      = problems * of_problem + chosen * w.sets * of_sets;
@@ -154,7 +185,6 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
     w.other_rungs            = frame.template take<std::uint8_t>(chosen * w.sets * w.own_heads * tokens);
     if (frame.ready()) // otherwise a dry run
     {
-        expects_every_head(on, "allocate", heads, w.histogram);
         std::int64_t* at = w.histogram + problems * (bins + 1);
         auto const next  = [&at](index_t n) { return at += n, at - n; };
         w.ties           = next(problems * w.pieces());
@@ -166,7 +196,7 @@ void allocate_stage(B const& on, in_view<float, 3, B> loss, rung_costs const& co
         w.curve_bins     = next(chosen * w.heads * w.sets * 2 * coarse_bins);
         w.least_losses   = reinterpret_cast<double*>(at);
     }
-    solve(on, w, words);
+    solve(on, w, words, heads);
 }
 
 } // namespace MDKV_NAMESPACE::detail::dual

@@ -39,17 +39,15 @@ struct score_block
         , row{device::lane() % 4 * 4}
     {}
 
-    /// Reads `count` tokens from `first` on, and zeros for the tile's missing tokens: to tile.pairs (keys for tensor
-    /// cores) and to tile.rows (values; keys if plain_keys). Two neighbouring lanes read 32 bytes of a row.
+    /// Reads `count` keys from `first` on, and zeros for the tile's missing tokens: to tile.pairs for tensor cores, and to
+    /// tile.rows if plain_keys. Two neighbouring lanes read 32 bytes of a row.
     template <element T>
-    __device__ void read(token_rows<T> const& from, index_t first, int count, bool keys) const
+    __device__ void read(token_rows<T> const& from, index_t first, int count) const
     {
-        constexpr int width  = kernels::vec16_elements<T>;
-        bool const as_pairs  = keys && tiling.tensor;
-        bool const as_floats = !keys || tiling.plain_keys;
-        int const size       = tiling.tokens();
-        int const t          = device::thread() / 2 & (size - 1);
-        auto const dim       = static_cast<int>(from.view.extent(2));
+        constexpr int width = kernels::vec16_elements<T>;
+        int const size      = tiling.tokens();
+        int const t         = device::thread() / 2 & (size - 1);
+        int const dim       = plan.dim;
         T const* const at =
             from.view.data_handle() + from.view.offset(head, first, index_t{0}) + t * from.view.stride(1);
         for (int d = (tiling.share() / 2 * 2 + device::thread() % 2) * width; d < dim; d += tiling.shares() * width)
@@ -68,9 +66,12 @@ struct score_block
             {
                 std::uint32_t two[width / 2];
                 std::memcpy(two, x, sizeof two);
-                for (int i = 0; as_pairs && i < width / 2; ++i) { tile.pairs[t * (dim / 2 + 1) + d / 2 + i] = two[i]; }
+                for (int i = 0; tiling.tensor && i < width / 2; ++i)
+                {
+                    tile.pairs[t * (dim / 2 + 1) + d / 2 + i] = two[i];
+                }
             }
-            for (int i = 0; as_floats && i < width; ++i)
+            for (int i = 0; tiling.plain_keys && i < width; ++i)
             {
                 if (d + i < dim) { tile.rows[(d + i) * size + t] = widen(x[i]); }
             }
@@ -78,29 +79,23 @@ struct score_block
         device::sync();
     }
 
-    /// Writes the tokens' first `count` coordinates in a basis [dim, columns] to tile.latents [count, tokens].
-    __device__ void project(int dim, float const* basis, int columns, int count) const
+    /// Writes the keys' coordinates in the basis to tile.latents [latent, tokens].
+    __device__ void project_keys() const
     {
         int const step = tiling.tokens();
-        for (int p = tiling.share(); p * score_panel < count; p += tiling.shares())
+        for (int p = tiling.share(); p * score_panel < plan.latent; p += tiling.shares())
         {
             int const c             = p * score_panel + row;
             score_products products = {};
-            multiply_add(products, tile.rows + token, step, basis + c, columns, dim);
+            multiply_add(products, tile.rows + token, step, operands.key_basis + c, plan.key_columns(), plan.dim);
             for (int j = 0; j < 4; ++j)
             {
-                if (c + j >= count) { continue; }
+                if (c + j >= plan.latent) { continue; }
                 device::store(tile.latents + (c + j) * step + token,
                     float4{products[0][j], products[1][j], products[2][j], products[3][j]});
             }
         }
         device::sync();
-    }
-
-    /// Projects the tile's keys.
-    __device__ void project_keys() const
-    {
-        if (plan.latent > 0) { project(plan.dim, operands.key_basis, plan.key_columns(), plan.latent); }
     }
 
     /// Makes the lane's logits of softmax i; `logits` comes in with the logits of softmax i - 1, whose sums those of a wider

@@ -19,7 +19,6 @@ namespace MDKV_NAMESPACE::gpu::detail
 
 using mdkv::detail::score_head;
 using mdkv::detail::score_plan;
-using mdkv::detail::score_rung;
 using mdkv::detail::score_states;
 
 // A warp multiplies 32 tokens with a panel of 16 rows (queries, or directions of a basis), each lane four tokens with four
@@ -42,9 +41,9 @@ struct score_tiling
 {
     int token_shift;  ///< log2 of the warps that share out the tokens; other warps multiply other rows
     bool tensor;      ///< exact logits by tensor cores
-    bool plain_keys;  ///< keys themselves are needed in float: to be projected, or rotated
+    bool plain_keys;  ///< keys themselves are needed in float, e.g. to be projected
     index_t keys = 0; ///< bytes of shared memory that a tile of keys needs
-    index_t all  = 0; ///< bytes with sweep two's sums
+    index_t all  = 0; ///< bytes with sweep two's sums, one of each softmax for every thread
 
     score_tiling(score_plan const& p, bool half_width);
 
@@ -56,97 +55,39 @@ struct score_tiling
     {
         return n - first < tokens() ? static_cast<int>(n - first) : tokens();
     }
-    /// Number of threads that share a token, this thread's number among them, and its token.
+    /// Number of threads that share a token, and this thread's number among them.
     [[nodiscard]] MDKV_HD int shares() const noexcept { return score_threads / score_warp_tokens >> token_shift; }
     [[nodiscard]] __device__ int share() const { return device::warp() >> token_shift; }
-    [[nodiscard]] __device__ int token() const { return device::thread() & (tokens() - 1); }
 };
 
-/// A block's copy of a tile of tokens, coordinate by coordinate, so that neighbours in memory are tokens. Keys and
-/// values have the same memory in turn.
+/// A block's copy of a tile of keys, coordinate by coordinate, so that neighbours in memory are tokens.
 struct score_tile
 {
-    float* rows;    // [dim or value_dim, tokens]  keys only if plain_keys
-    float* latents; // [latent or value_latent, tokens]
-    float* rotated; // [coordinates of a last group that is not whole, tokens]  only if some rung rotates
+    float* rows;    // [dim, tokens]  only if plain_keys
+    float* latents; // [latent, tokens]
 
     // [tokens, dim / 2 + 1]  keys in pairs, for tensor cores; the odd step avoids bank conflicts
     std::uint32_t* pairs;
 
     MDKV_HD score_tile(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
-        : rows{take<float>(memory, t, t.plain_keys ? p.dim : 0, p.value_dim)}
-        , latents{take<float>(memory, t, p.latent, p.value_latent)}
-        , rotated{take<float>(memory, t, p.rotates ? p.dim % group : 0, p.rotates ? p.value_dim % group : 0)}
-        , pairs{take<std::uint32_t>(memory, t, t.tensor ? p.dim / 2 + 1 : 0, 0)}
+        : rows{memory.take<float>(t.plain_keys ? index_t{p.dim} * t.tokens() : 0)}
+        , latents{memory.take<float>(index_t{p.latent} * t.tokens())}
+        , pairs{memory.take<std::uint32_t>(t.tensor ? (p.dim / 2 + index_t{1}) * t.tokens() : 0)}
     {}
-
-private:
-    static constexpr int group = static_cast<int>(quantised_group);
-
-    template <class V>
-    [[nodiscard]] MDKV_HD static V* take(mdkv::detail::carver& memory, score_tiling const& t, int a, int b) noexcept
-    {
-        return memory.take<V>(index_t{a < b ? b : a} * t.tokens());
-    }
-};
-
-/// Sweep two's sums, each as partial sums: one float a thread. Threads that share a token have one each.
-struct score_thread_sums
-{
-    static constexpr int partials = score_threads;
-
-    float* all; // every sum [partials]
-    int tokens; ///< tokens of the tile
-    int softmaxes;
-    int rungs;
-
-    MDKV_HD score_thread_sums(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
-        : all{memory.take<float>(index_t{p.softmaxes + 1 + 4 * p.count} * partials)}
-        , tokens{t.tokens()}
-        , softmaxes{p.softmaxes}
-        , rungs{p.count}
-    {}
-
-    // All from one address, because a thread has no registers for six.
-
-    /// [partials]  |v|^2
-    [[nodiscard]] MDKV_HD float* squares() const noexcept { return all; }
-    /// [softmaxes, partials]  totals over rows of P, then of |P' - P|
-    [[nodiscard]] MDKV_HD float* probabilities() const noexcept { return all + partials; }
-    /// [rungs, partials]  |v - v'|^2 by rounding
-    [[nodiscard]] MDKV_HD float* roundings() const noexcept { return probabilities() + softmaxes * partials; }
-    /// [rungs, partials]  squares of the coordinates from kept_from on
-    [[nodiscard]] MDKV_HD float* kept() const noexcept { return roundings() + rungs * partials; }
-    /// [rungs, partials]  |v - v'|^2 but for rounding, if |v|^2 - |v'|^2 would cancel
-    [[nodiscard]] MDKV_HD float* rests() const noexcept { return kept() + rungs * partials; }
-    /// [rungs, partials]  variance of a logit, if codes were a whole range apart
-    [[nodiscard]] MDKV_HD float* spread() const noexcept { return rests() + rungs * partials; }
-
-    /// Total i of one token at `sums`: its partial sums joined in their order.
-    [[nodiscard]] __device__ float joined(float const* sums, int i, int token, row_norm norm = row_norm::sum) const
-    {
-        float total = 0;
-        for (int partial = token; partial < partials; partial += tokens)
-        {
-            total = mdkv::detail::joined_rows(norm, total, sums[i * partials + partial]);
-        }
-        return total;
-    }
 };
 
 inline score_tiling::score_tiling(score_plan const& p, bool half_width)
     // Wide tiles keep the block busy while tokens are projected, narrow tiles if there are many rows.
     : token_shift{p.rows / score_panel < score_warps ? 3 : 2}
     , tensor{half_width && p.dim % score_depth == 0}
-    , plain_keys{!tensor || p.softmaxes > 1 || p.rotates}
+    , plain_keys{!tensor || p.softmaxes > 1}
 {
     do {
         --token_shift;
         mdkv::detail::carver memory;
         static_cast<void>(score_tile{memory, p, *this});
         keys = memory.bytes();
-        static_cast<void>(score_thread_sums{memory, p, *this});
-        all = memory.bytes();
+        all  = keys + index_t{p.softmaxes} * score_threads * index_t{sizeof(float)};
     } while (all > score_most_shared && token_shift > 0);
 }
 

@@ -1,15 +1,12 @@
-/// \file score_sweeps.cuh: score's two sweeps: the log-sum-exp of every query in every softmax, then the loss of every token at every rung (arXiv 2603.20616, section 4.2).
+/// \file score_sweeps.cuh: score's two sweeps: the log-sum-exp of every query in every softmax, then the totals of every token's probabilities and of their differences (arXiv 2603.20616, section 4.2).
 #pragma once
 
-#include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/score_prepare.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/detail/rotated_group.cuh>
 #include <mdkv/gpu/detail/score_block.cuh>
 #include <mdkv/gpu/detail/score_products.cuh>
 #include <mdkv/gpu/device.cuh>
@@ -140,7 +137,7 @@ struct score_sums
             if (plan.none_sees(offset + t)) { return; }
             int const count = tiling.count(tokens, t);
             device::sync(); // the tile before may still be read, and states be cleared
-            block.read(from, t, count, true);
+            block.read(from, t, count);
             if (!in_window) { block.project_keys(); }
             add_tile(block, split, offset + t, count, in_window);
         }
@@ -178,16 +175,13 @@ private:
 
 /// Sweep two: one block a head and tile.
 template <element T>
-struct score_losses
+struct score_totals
 {
-    static constexpr char const* name              = "score_losses";
+    static constexpr char const* name              = "score_totals";
     static constexpr int threads                   = detail::score_threads;
     static constexpr int blocks_per_multiprocessor = 2;
 
     detail::token_rows<T> keys;
-    detail::token_rows<T> values;
-    in_view<float, 3, backend> value_basis;
-    out_view<float, 3, backend> loss;
     detail::score_plan plan;
     detail::score_tiling tiling;
     index_t tiles_per_head;
@@ -203,30 +197,28 @@ struct score_losses
         int const count     = tiling.count(keys.view.extent(1), first);
         mdkv::detail::carver memory{device::shared_memory()};
         detail::score_block const block{plan, tiling, head, memory};
-        detail::score_thread_sums const sums{memory, plan, tiling};
-        block.read(keys, first, count, true);
+        float* const sums = memory.take<float>(index_t{plan.softmaxes} * threads); // each thread's
+        block.read(keys, first, count);
         block.project_keys();
         add_differences(block, first, count, sums);
-        add_noise(block, sums);
         device::sync();
-        block.read(values, first, count, false);
-        if (plan.value_latent > 0)
+        for (int i = device::thread(); i < plan.softmaxes * tiling.tokens(); i += threads)
         {
-            block.project(plan.value_dim, block.operands.value_basis, plan.value_columns(), plan.value_latent);
+            int const token = i % tiling.tokens();
+            float total     = 0;
+            for (int part = token; part < threads; part += tiling.tokens())
+            {
+                total = mdkv::detail::joined_rows(plan.norm, total, sums[i / tiling.tokens() * threads + part]);
+            }
+            if (token < count) { plan.total(head, i / tiling.tokens())[first + token] = total; }
         }
-        square(block, sums);
-        device::sync();
-        add_rests(head, block.tile, sums);
-        device::sync();
-        if (device::thread() < count) { write(head, first + device::thread(), sums); }
     }
 
 private:
     /// Adds up P and |P' - P| over the rows.
-    __device__ void add_differences(
-        detail::score_block const& block, index_t first, int count, detail::score_thread_sums const& sums) const
+    __device__ void add_differences(detail::score_block const& block, index_t first, int count, float* sums) const
     {
-        for (int i = 0; i < plan.softmaxes; ++i) { sums.probabilities()[i * threads + device::thread()] = 0; }
+        for (int i = 0; i < plan.softmaxes; ++i) { sums[i * threads + device::thread()] = 0; }
         for (int p = tiling.share(); p * detail::score_panel < plan.rows; p += tiling.shares())
         {
             int const row                = p * detail::score_panel + block.row;
@@ -242,148 +234,9 @@ private:
                 mdkv::detail::with_norm(plan.norm, [&](auto norm) {
                     detail::add_differences<norm>(logits, lse, hidden, softmax == 0, exact, totals);
                 });
-                float& total = sums.probabilities()[softmax * threads + device::thread()];
+                float& total = sums[softmax * threads + device::thread()];
                 total        = mdkv::detail::joined_rows(plan.norm, total, detail::fold4(totals, 2, 1, plan.norm));
             }
-        }
-    }
-
-    // Noise and means of values lie beside the channels and are found from there: a thread has no registers for an address of
-    // their own.
-
-    /// Finds this thread's share of the variance of its token's logit, from keys rotated the way pack rotates them, or from
-    /// their coordinates in the basis.
-    __device__ void add_noise(detail::score_block const& block, detail::score_thread_sums const& sums) const
-    {
-        constexpr int group       = static_cast<int>(quantised_group);
-        int const step            = tiling.tokens();
-        float const* const mean   = block.operands.channels;
-        float const* const factor = mean + plan.dim;
-        float const* const weight = factor + 2 * plan.dim;
-        float const* const noise  = mean - plan.noise_floats();
-        float spread              = 0;
-        for (int c = tiling.share() * group; plan.rotates && c < plan.dim; c += tiling.shares() * group)
-        {
-            int const n             = plan.dim - c;
-            float const* const from = block.tile.rows + c * step + tiling.token();
-            float const range       = n >= group ? detail::rotated_group{from, step, mean + c, factor + c}.range()
-                                                 : detail::rotated_rest{from, n, step, block.tile.rotated + tiling.token(),
-                                               mean + c, factor + c}
-                                                 .range();
-            spread += range * range * weight[c / group];
-        }
-        for (int r = 0; r < plan.count; ++r)
-        {
-            detail::score_rung const& u = plan.rungs[r];
-            float sum                   = u.projected ? 0.0F : spread;
-            for (int c = tiling.share() * group; u.projected && u.quantised() && c < u.keys;
-                 c += tiling.shares() * group)
-            {
-                int const n = u.keys - c < group ? u.keys - c : group;
-                mdkv::detail::column_bounds<1> const b{block.tile.latents + c * step + tiling.token(), n, step};
-                sum += (b.most - b.least) * (b.most - b.least) * noise[r * plan.groups() + c / group];
-            }
-            sums.spread()[r * threads + device::thread()] = sum;
-        }
-    }
-
-    /// Finds this thread's share of its token's sums of squares.
-    __device__ void square(detail::score_block const& block, detail::score_thread_sums const& sums) const
-    {
-        detail::score_tile const& tile = block.tile;
-        constexpr int group            = static_cast<int>(quantised_group);
-        int const step                 = tiling.tokens();
-        int const share                = tiling.share();
-        int const shares               = tiling.shares();
-        auto const squares             = [&](float const* x, int begin, int end) {
-            float sum = 0;
-            for (int c = begin + share; c < end; c += shares) { sum += x[c * step] * x[c * step]; }
-            return sum;
-        };
-        float const* const value         = tile.rows + tiling.token();
-        float const* const latents       = tile.latents + tiling.token();
-        sums.squares()[device::thread()] = squares(value, 0, plan.value_dim);
-        for (int r = 0; r < plan.count; ++r)
-        {
-            detail::score_rung const& u = plan.rungs[r];
-            float rounding              = 0;
-            for (int c = share * group; u.projected && u.quantised() && c < u.values; c += shares * group)
-            {
-                int const n = u.values - c < group ? u.values - c : group;
-                detail::add_rounding(latents + c * step, n, step, u.kind, rounding);
-            }
-            sums.roundings()[r * threads + device::thread()] = rounding;
-            sums.kept()[r * threads + device::thread()] =
-                squares(latents, u.kept_from, u.projected ? u.values : u.kept_from);
-        }
-        auto const add = [&](auto const& x) {
-            for (int r = 0; r < plan.count; ++r)
-            {
-                if (!plan.rungs[r].projected)
-                {
-                    x.add_rounding(plan.rungs[r].kind, sums.roundings()[r * threads + device::thread()]);
-                }
-            }
-        };
-        for (int c = share * group; plan.rotates && c < plan.value_dim; c += shares * group)
-        {
-            int const n              = plan.value_dim - c;
-            float const* const from  = value + c * step;
-            float const* const means = block.operands.channels + 3 * plan.dim + plan.groups() + c;
-            if (n >= group) { add(detail::rotated_group{from, step, means}); }
-            else { add(detail::rotated_rest{from, n, step, tile.rotated + tiling.token(), means}); }
-        }
-    }
-
-    /// Finds, if squares nearly cancel, this thread's share of the squared difference between its token's value and the
-    /// part of the value that a rung keeps.
-    __device__ void add_rests(index_t head, detail::score_tile const& tile, detail::score_thread_sums const& sums) const
-    {
-        int const step      = tiling.tokens();
-        int const token     = tiling.token();
-        float const squared = sums.joined(sums.squares(), 0, token);
-        float kept          = 0;
-        for (int r = 0; r < plan.count; ++r)
-        {
-            detail::score_rung const& u = plan.rungs[r];
-            if (!u.projected) { continue; }
-            kept = u.kept(kept, sums.joined(sums.kept(), r, token));
-            if (!mdkv::detail::cancels(squared - kept, squared)) { continue; }
-            float rest = 0;
-            for (int d = tiling.share(); d < plan.value_dim; d += tiling.shares())
-            {
-                float x = tile.rows[d * step + token];
-                for (int c = 0; c < u.values; ++c) { x -= tile.latents[c * step + token] * value_basis(head, c, d); }
-                rest += x * x;
-            }
-            sums.rests()[r * threads + device::thread()] = rest;
-        }
-    }
-
-    /// Writes the losses of this thread's token at every rung.
-    __device__ void write(index_t head, index_t index, detail::score_thread_sums const& sums) const
-    {
-        int const token     = device::thread();
-        float const squared = sums.joined(sums.squares(), 0, token);
-        float const length  = sqrtf(squared);
-        auto const total    = [&](int softmax) { return sums.joined(sums.probabilities(), softmax, token, plan.norm); };
-        float const mass    = mdkv::detail::mass_of(plan, total(0));
-        float kept          = 0;
-        if (plan.terms != nullptr) { plan.term(head, 0)[index] = mass; }
-        if (plan.dropped >= 0) { loss(head, plan.dropped, index) = mdkv::detail::dropped_loss(mass, length); }
-        if (plan.full >= 0) { loss(head, plan.full, index) = 0; }
-        for (int r = 0; r < plan.count; ++r)
-        {
-            detail::score_rung const& u = plan.rungs[r];
-            float missing               = sums.joined(sums.roundings(), r, token);
-            if (u.projected)
-            {
-                kept = u.kept(kept, sums.joined(sums.kept(), r, token));
-                missing += mdkv::detail::cancels(squared - kept, squared) ? sums.joined(sums.rests(), r, token)
-                                                                          : squared - kept;
-            }
-            mdkv::detail::write_loss(plan, r, loss, head, index, total(u.softmax), mass, length, missing,
-                sums.joined(sums.spread(), r, token));
         }
     }
 };

@@ -1,10 +1,9 @@
-#include <mdkv/engine/dlpack.hpp>
-
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 
+#include "examples/python/module/dlpack.hpp"
 #include "support/host.hpp"
 
 #include <doctest/doctest.h>
@@ -17,6 +16,8 @@ namespace
 {
 
 using namespace mdkv;
+using mdkv_python::in;
+using mdkv_python::out;
 using support::error_text;
 using host = cpu::backend;
 
@@ -113,13 +114,4 @@ TEST_CASE("a tensor of another rank, type or device, or without data, is refused
     CHECK(in<float, 2>(host{}, x.given).empty());
     x.shape[0] = -1;
     CHECK(refused(x.given) == "view: extent 0 is -1; it must not be negative");
-}
-
-TEST_CASE("16-bit types of other libraries are read as half or bfloat16 where they lie")
-{
-    std::uint16_t const bits[2] = {0x3c00, 0xc000};
-    CHECK(widen(as_half(bits)[1]) == -2.0F);
-    std::uint16_t upper[1]                             = {0x4000};
-    as_bfloat16(static_cast<std::uint16_t*>(upper))[0] = narrow<bfloat16>(-2.0F);
-    CHECK(upper[0] == 0xc000);
 }

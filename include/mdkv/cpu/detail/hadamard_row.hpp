@@ -1,0 +1,72 @@
+/// \file hadamard_row.hpp: the rotation of a vector's coordinates in registers, to the bit as detail/hadamard.hpp has it.
+#pragma once
+
+#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/types.hpp>
+#include <mdkv/cpu/simd.hpp>
+#include <mdkv/detail/hadamard.hpp>
+#include <mdkv/detail/lanes.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+namespace MDKV_NAMESPACE::cpu::detail
+{
+
+/// The steps inside a vector from `Half` on: lanes i and i + Half become their sum and their difference.
+template <int Half = 1>
+[[nodiscard]] inline simd::floats hadamard_lanes(simd::floats x) noexcept
+{
+    static constexpr auto signs = [] {
+        std::array<float, simd::lanes> all{};
+        for (std::size_t i = 0; i < all.size(); ++i) { all[i] = (i & Half) != 0 ? -1.0F : 1.0F; }
+        return all;
+    }();
+    x = simd::swap_lanes<Half>(x) + x * simd::load(signs.data());
+    if constexpr (2 * Half < simd::lanes) { return hadamard_lanes<2 * Half>(x); }
+    else { return x; }
+}
+
+/// Rotates one group of 64 neighbours in registers.
+inline void hadamard_group(float* x) noexcept
+{
+    constexpr int lanes   = simd::lanes;
+    constexpr int vectors = int{quantised_group} / lanes;
+    static_assert(vectors >= 2 && lanes >= 4);
+    simd::floats v[vectors];
+    MDKV_UNROLL for (int i = 0; i < vectors; ++i)
+    {
+        v[i] = hadamard_lanes(simd::load(x + i * lanes));
+    }
+    // nvcc takes no vectors of a CPU in hadamard_registers, which is device code, too.
+    MDKV_UNROLL for (int half = 1; half < vectors; half *= 2)
+    {
+        MDKV_UNROLL for (int i = 0; i < vectors; ++i)
+        {
+            if ((i & half) != 0) { continue; }
+            simd::floats const a = v[i];
+            simd::floats const b = v[i + half];
+            v[i]                 = a + b;
+            v[i + half]          = a - b;
+        }
+    }
+    simd::floats const factor = simd::broadcast(mdkv::detail::hadamard_factor(quantised_group));
+    MDKV_UNROLL for (int i = 0; i < vectors; ++i)
+    {
+        simd::store(x + i * lanes, v[i] * factor);
+    }
+}
+
+/// Rotates a vector of n coordinates, group by group.
+MDKV_OUTLINE inline void hadamard_row(float* x, index_t n) noexcept
+{
+    for (index_t first = 0; first < n; first += quantised_group)
+    {
+        index_t const group = (std::min)(quantised_group, n - first);
+        if (group == quantised_group) { hadamard_group(x + first); }
+        else { mdkv::detail::hadamard(x + first, group); }
+    }
+}
+
+} // namespace MDKV_NAMESPACE::cpu::detail
