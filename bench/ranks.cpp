@@ -1,7 +1,7 @@
 /// \file ranks.cpp: allocate over ranks: what is exchanged, and what it costs beside one rank; what a preset's whole prompt exchanges
 ///
 /// Ranks are threads of this process that exchange at a barrier, each with its share of the heads. Arguments: ranks, layers, heads of a
-/// layer, tokens of a head, charge (0: rungs in no basis; 1: the paper's set, projections paid by use). Counters: a_ms = one rank with all
+/// layer, tokens of a head, charge (0: rungs in no basis; 1: the paper's set, projections). Counters: a_ms = one rank with all
 /// heads, b_ms = ranks (they share this machine's cores; threads and scratch are made in that time), `exchanges`, `bytes` = what each rank gives to sums,
 /// `network_us` = 10 us for each exchange and 2 (ranks - 1) / ranks of the bytes at 100 Gb/s, as a ring all-reduce moves them.
 ///
@@ -85,9 +85,10 @@ public:
 private:
     void call(mdkv::cpu::backend const& on)
     {
-        mdkv::allocate(on, mdkv::in(on, loss_.data(), heads_, static_cast<index_t>(costs_.size()), tokens_), costs_,
-            mdkv::in(on, &limit_, 1), options_, mdkv::out(on, rung_.data(), heads_, tokens_),
-            mdkv::out(on, &report_, 1));
+        mdkv::allocate(on,
+            {mdkv::in(on, loss_.data(), heads_, static_cast<index_t>(costs_.size()), tokens_),
+                mdkv::out(on, rung_.data(), heads_, tokens_)},
+            costs_, mdkv::in(on, &limit_, 1), options_, mdkv::out(on, &report_, 1));
     }
 
     std::vector<float> const& loss_;
@@ -199,12 +200,11 @@ void all_of_a_preset(benchmark::State& state)
             mdkv::detail::balance_losses(on, {&all, layers, own},
                 mdkv::out(on, replayed.data(), layers, own, rungs, tokens),
                 preset.balance<mdkv::cpu::backend>(mdkv::in(on, leverages.data(), tokens)));
-            for (index_t const limit : {to, to - to / 100}) // the second time without stand-ins' bytes
-            {
-                mdkv::allocate(on, mdkv::in(on, replayed.data(), layers * own, rungs, tokens), costs,
-                    mdkv::in(on, &limit, 1), {.charge = preset.charge, .ranks = &all, .layers = layers},
-                    mdkv::out(on, rung.data(), layers * own, tokens), mdkv::out(on, &report, 1));
-            }
+            mdkv::allocate(on,
+                {mdkv::in(on, replayed.data(), layers * own, rungs, tokens),
+                    mdkv::out(on, rung.data(), layers * own, tokens)},
+                costs, mdkv::in(on, &to, 1), {.charge = preset.charge, .ranks = &all, .layers = layers},
+                mdkv::out(on, &report, 1));
         };
         support::scratch_memory memory{support::scratch_bytes(whole)};
         mdkv::workspace scratch{memory.span()};

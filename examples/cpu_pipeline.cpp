@@ -47,7 +47,7 @@ int main()
     std::vector<std::uint8_t> rung_of(H * N);
     allocation report;
     auto const rung = out(on, rung_of.data(), H, N);
-    allocate(on, as_input(smooth), costs, in(on, &limit, 1), {}, rung, out(on, &report, 1));
+    allocate(on, {as_input(smooth), rung}, costs, in(on, &limit, 1), {}, out(on, &report, 1));
 
     // The packed cache, and one token's attention over it.
     cache_layout const layout{paper_ratios, H, W, shape.dims};

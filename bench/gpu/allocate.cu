@@ -90,9 +90,10 @@ struct question
     {
         return recorded(static_cast<index_t>(layers.size()), [&](gpu::backend const& on, index_t i) {
             scored_layer const& layer = layers[static_cast<std::size_t>(i)];
-            mdkv::allocate(on, mdkv::in(on, layer.loss.data(), heads, index_t{rungs}, tokens), costs,
-                mdkv::in(on, limit.data(), 1), options, mdkv::out(on, layer.rung.data(), heads, tokens),
-                mdkv::out(on, reports.data(), 1));
+            mdkv::allocate(on,
+                {mdkv::in(on, layer.loss.data(), heads, index_t{rungs}, tokens),
+                    mdkv::out(on, layer.rung.data(), heads, tokens)},
+                costs, mdkv::in(on, limit.data(), 1), options, mdkv::out(on, reports.data(), 1));
         });
     }
 };
@@ -114,8 +115,6 @@ void measure(record& results)
     }
     questions.emplace_back(
         "allocate/always_charged", tokens / 10, mdkv::allocate_options{.charge = mdkv::projection_charge::always});
-    questions.emplace_back("allocate/dual_only", tokens / 10,
-        mdkv::allocate_options{.spend_leftover = false, .charge = mdkv::projection_charge::always});
 
     // The naive one pays for every head's projections beforehand, on the layer whose report is read.
     bisection naive;

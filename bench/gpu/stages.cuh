@@ -100,9 +100,9 @@ inline void pool(on_device on, layer& x)
 
 inline void allocate(on_device on, layer& x)
 {
-    mdkv::allocate(on, mdkv::as_input(x.losses(x.pooled)),
+    mdkv::allocate(on, {mdkv::as_input(x.losses(x.pooled)), mdkv::out(on, x.rung.data(), heads, x.tokens)},
         mdkv::rung_costs{paper.ratios, dims, index_t{sizeof(element)}}, mdkv::in(on, x.limit.data(), 1), {},
-        mdkv::out(on, x.rung.data(), heads, x.tokens), mdkv::out(on, x.report.data(), 1));
+        mdkv::out(on, x.report.data(), 1));
 }
 
 inline void pack(on_device on, layer& x)
@@ -136,8 +136,8 @@ inline void compress_coded(on_device on, layer& x)
     mdkv::score(
         on, from.queries, from.keys, from.values, from.window_keys, none, none, best.ratios, options, x.losses(x.loss));
     mdkv::pool(on, mdkv::as_input(x.losses(x.loss)), best.pooling, x.losses(x.pooled));
-    mdkv::allocate(on, mdkv::as_input(x.losses(x.pooled)),
-        mdkv::rung_costs{best.ratios, dims, index_t{sizeof(element)}}, mdkv::in(on, x.limit.data(), 1), {}, rung,
+    mdkv::allocate(on, {mdkv::as_input(x.losses(x.pooled)), rung},
+        mdkv::rung_costs{best.ratios, dims, index_t{sizeof(element)}}, mdkv::in(on, x.limit.data(), 1), {},
         mdkv::out(on, x.report.data(), 1));
     mdkv::pack(on, from.keys, from.values, from.window_keys, from.window_values, none, none, mdkv::as_input(rung),
         x.coded.view(), mdkv::as_input(channels));

@@ -167,8 +167,8 @@ void stages_of_prefill(layer const& x)
         index_t const limit = budget::kv_size(kv_size).in_bytes(x.shape) - x.shape.window_bytes();
         allocation report;
         run_stage(name, [&](host const& with) {
-            allocate(with, as_input(smooth), {chosen.ratios, x.shape.dims, x.shape.element_bytes}, in(on, &limit, 1),
-                {.charge = chosen.charge}, rung, out(on, &report, 1));
+            allocate(with, {as_input(smooth), rung}, {chosen.ratios, x.shape.dims, x.shape.element_bytes},
+                in(on, &limit, 1), {.charge = chosen.charge}, out(on, &report, 1));
         });
     };
 
@@ -192,12 +192,14 @@ void stages_of_prefill(layer const& x)
         auto const with_limits = [&](char const* name, index_t count, projection_charge charge) {
             std::fill_n(limits.data(), count, many / count * 64 * dim * 2);
             run_stage(name, [&](host const& with) {
-                allocate(with, in(on, static_cast<float const*>(of_heads.data()), many, 4, 64), costs,
-                    in(on, static_cast<index_t const*>(limits.data()), count), {.charge = charge},
-                    out(on, rungs_of_heads.data(), many, 64), out(on, reports.data(), count));
+                allocate(with,
+                    {in(on, static_cast<float const*>(of_heads.data()), many, 4, 64),
+                        out(on, rungs_of_heads.data(), many, 64)},
+                    costs, in(on, static_cast<index_t const*>(limits.data()), count), {.charge = charge},
+                    out(on, reports.data(), count));
             });
         };
-        with_limits(many == 128 ? "allocate 128 heads" : "allocate 256 heads", 1, projection_charge::by_use);
+        with_limits(many == 128 ? "allocate 128 heads" : "allocate 256 heads", 1, projection_charge::if_better);
         with_limits(many == 128 ? "allocate 128 limits" : "allocate 256 limits", many, projection_charge::always);
     }
     auto mixed = packed(x, paper_ratios, as_input(rung), as_input(uk), as_input(uv), "pack paper");

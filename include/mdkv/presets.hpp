@@ -64,7 +64,7 @@ struct preset
     char const* name;
     ratio_set ratios;
     pool_options pooling{};
-    projection_charge charge = projection_charge::by_use;
+    projection_charge charge = projection_charge::if_better;
     index_t window           = 32;   ///< last tokens of the prompt, stored uncompressed: but see window_part
     index_t queries          = 32;   ///< last queries to score with
     index_t question         = 32;   ///< the last queries, which have weight 1
@@ -145,7 +145,7 @@ struct preset
 namespace presets
 {
 
-/// MixedDimKV, its losses pooled over 7 neighbours and projections charged to the heads that use them.
+/// MixedDimKV, its losses pooled over 7 neighbours; heads pay for projections if the layer loses less so.
 inline constexpr preset paper{.name = "paper", .ratios = paper_ratios, .pooling = {.width = 7, .kind = pooling::max}};
 
 /// MixedDimKV by its printed algorithm.

@@ -34,9 +34,9 @@ outcome allocated(layer const& in, index_t first, index_t heads, index_t limit, 
     outcome result{std::vector<std::uint8_t>(at(heads * in.tokens)), std::vector<allocation>(1)};
     support::run([&](mdkv::cpu::backend const& on) {
         float const* const begin = in.loss.data() + first * in.rungs() * in.tokens;
-        mdkv::allocate(on, mdkv::in(on, begin, heads, in.rungs(), in.tokens), in.costs(), mdkv::in(on, &limit, 1),
-            {.ranks = ranks}, mdkv::out(on, result.rung.data(), heads, in.tokens),
-            mdkv::out(on, result.report.data(), 1));
+        mdkv::allocate(on,
+            {mdkv::in(on, begin, heads, in.rungs(), in.tokens), mdkv::out(on, result.rung.data(), heads, in.tokens)},
+            in.costs(), mdkv::in(on, &limit, 1), {.ranks = ranks}, mdkv::out(on, result.report.data(), 1));
     });
     return result;
 }

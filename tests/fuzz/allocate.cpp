@@ -29,13 +29,14 @@ void expect(bool what)
     if (!what) { std::abort(); }
 }
 
-outcome solve(layer const& given, index_t limit, mdkv::allocate_options options)
+outcome solve(layer const& given, index_t limit)
 {
     outcome result{std::vector<std::uint8_t>(at(given.heads * given.tokens), 0xAA), std::vector<allocation>(1)};
     auto const call = [&](mdkv::cpu::backend const& on) {
-        mdkv::allocate(on, mdkv::in(on, given.loss.data(), given.heads, given.rungs(), given.tokens), given.costs(),
-            mdkv::in(on, &limit, 1), options, mdkv::out(on, result.rung.data(), given.heads, given.tokens),
-            mdkv::out(on, result.report.data(), 1));
+        mdkv::allocate(on,
+            {mdkv::in(on, given.loss.data(), given.heads, given.rungs(), given.tokens),
+                mdkv::out(on, result.rung.data(), given.heads, given.tokens)},
+            given.costs(), mdkv::in(on, &limit, 1), {}, mdkv::out(on, result.report.data(), 1));
     };
     mdkv::workspace counting;
     call(mdkv::cpu::backend{&counting});
@@ -55,7 +56,6 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     std::vector<index_t> costs{any.ConsumeIntegralInRange<index_t>(0, 3)};
     for (index_t r = 1; r < rungs; ++r) { costs.push_back(costs.back() + any.ConsumeIntegralInRange<index_t>(1, 600)); }
     layer given{any.ConsumeIntegralInRange<index_t>(1, 2), any.ConsumeIntegralInRange<index_t>(0, 40), costs};
-    bool const spend = any.ConsumeBool();
     auto const limit = any.ConsumeIntegralInRange<index_t>(0, given.most() + 2);
     bool finite      = true;
     for (float& x : given.loss)
@@ -64,9 +64,9 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
         x               = __builtin_bit_cast(float, bits);
         finite          = finite && std::isfinite(x);
     }
-    outcome const got   = solve(given, limit, {.spend_leftover = spend});
+    outcome const got   = solve(given, limit);
     allocation const& a = got.one();
-    expect(same(got, solve(given, limit, {.spend_leftover = spend})));
+    expect(same(got, solve(given, limit)));
     if (a.status == allocation_status::over_limit || a.status == allocation_status::non_finite_loss) { return 0; }
     expect(finite || given.tokens == 0 || a.status != allocation_status::optimal || rungs == 1);
     index_t bytes = 0;
@@ -87,7 +87,7 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     for (bool more = true; more;)
     {
         account const other = count(given, every);
-        if (other.bytes <= (spend ? 0 : own.bytes)) { best = std::min(best, other.loss); }
+        if (other.bytes <= own.bytes) { best = std::min(best, other.loss); }
         std::size_t digit = 0;
         while (digit < every.size() && every[digit] + 1 == rungs) { every[digit++] = 0; }
         more = digit < every.size();

@@ -53,9 +53,7 @@ TEST_CASE("GPUs as ranks, of some heads or none, choose the CPU's rungs, bit for
         index_t const limit  = some_limit(random, in);
         outcome one{std::vector<std::uint8_t>(at(heads * tokens)), std::vector<allocation>(1)};
         support::run([&](mdkv::cpu::backend const& on) {
-            mdkv::allocate(on, mdkv::in(on, in.loss.data(), heads, in.rungs(), tokens), in.costs(),
-                mdkv::in(on, &limit, 1), {}, mdkv::out(on, one.rung.data(), heads, tokens),
-                mdkv::out(on, one.report.data(), 1));
+            mdkv::allocate(on, {mdkv::in(on, in.loss.data(), heads, in.rungs(), tokens), mdkv::out(on, one.rung.data(), heads, tokens)}, in.costs(), mdkv::in(on, &limit, 1), {}, mdkv::out(on, one.report.data(), 1));
         });
         std::vector<index_t> const cuts{0, 1, 1, 3};
         rank_team team{3};
@@ -70,7 +68,7 @@ TEST_CASE("GPUs as ranks, of some heads or none, choose the CPU's rungs, bit for
             device_tensor<allocation, 1> report{{1}};
             mdkv::ranks const all = transport.with(first, heads);
             run_on_device_now([&](mdkv::gpu::backend const& on) {
-                mdkv::allocate(on, loss.in(), in.costs(), bytes.in(), {.ranks = &all}, rung.out(), report.out());
+                mdkv::allocate(on, {loss.in(), rung.out()}, in.costs(), bytes.in(), {.ranks = &all}, report.out());
             });
             if (rung.elements() != part_of(one.rung, first * tokens, count * tokens)) { throw mdkv::error{"rungs"}; }
             if (!same(report.elements().front(), one.one())) { throw mdkv::error{"report"}; }

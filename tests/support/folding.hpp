@@ -40,8 +40,8 @@ inline std::vector<mdkv::rung> const turned_kinds{mdkv::drop, mdkv::full_int4, m
 inline constexpr mdkv::head_dims turned_dims{128, 80};
 
 /// Heads of 10 and 6 tokens at 1/8, of whose bytes the projections are most. `short_limit` holds 10 + 10 full tokens
-/// beside the window, but not what is stored.
-inline constexpr mdkv::index_t short_limit = 2 * (4 + 10) * 512;
+/// beside the window, or the projections and 8 tokens at 1/8, but not what is stored.
+inline constexpr mdkv::index_t short_limit = (2 * 4 + 32 + 1) * 512;
 [[nodiscard]] inline packed_layer<mdkv::half> short_heads()
 {
     packed_layer<mdkv::half> layer{

@@ -55,7 +55,7 @@ struct options
 {
     budget limit = budget::kv_size(128);
     pool_options pooling{};
-    projection_charge charge = projection_charge::by_use;
+    projection_charge charge = projection_charge::if_better;
     float scale              = 0.0F;
 };
 
@@ -218,7 +218,7 @@ TEST_CASE_TEMPLATE("compress is its stages one after another, bit for bit", T, f
         support::run([&](host const& on) { pool(on, loss.in(), choice.pooling, pooled.out()); });
         rung_costs const costs{paper_ratios, {64, 40}, sizeof(T)};
         support::run([&](host const& on) {
-            allocate(on, pooled.in(), costs, limit.in(), {.charge = choice.charge}, rung.out(), chosen.out());
+            allocate(on, {pooled.in(), rung.out()}, costs, limit.in(), {.charge = choice.charge}, chosen.out());
         });
         cache_layout const layout{paper_ratios, 2, 8, {64, 40}};
         index_t bytes = 0;
@@ -296,7 +296,7 @@ TEST_CASE("every part of a preset reaches its stage: weights, uniform queries, t
     support::run([&](host const& on) { pool(on, loss.in(), p.pooling, pooled.out()); });
     rung_costs const costs{ratios, {64, 40}, 2};
     support::run([&](host const& on) {
-        allocate(on, pooled.in(), costs, limit.in(), {.charge = p.charge}, rung.out(), chosen.out());
+        allocate(on, {pooled.in(), rung.out()}, costs, limit.in(), {.charge = p.charge}, chosen.out());
     });
     cache_layout const layout{ratios, 2, 8, {64, 40}};
     index_t bytes = 0;
@@ -804,12 +804,11 @@ TEST_CASE("a budget below the window is refused, naming the least one that works
 TEST_CASE("a budget that holds the window but no projections stores none and says so")
 {
     layer<half> const x{{.heads = 2, .tokens = 200, .window = 8}};
-    // A head's projections: 2 * 32 * 8 halves at the rung 1/4, half of that at 1/8. One byte less than what every head
-    // pays, or, charged by use, than the narrowest of one head, leaves them out.
-    for (projection_charge const charge : {projection_charge::always, projection_charge::by_use})
+    // A head's projections: 2 * 32 * 8 halves at the rung 1/4. One byte less than what every head pays leaves them out.
+    for (projection_charge const charge : {projection_charge::always, projection_charge::if_better})
     {
         CAPTURE(static_cast<int>(charge));
-        index_t const needed = 2048 + (charge == projection_charge::always ? 2 * 2 * 32 * 8 * 2 : 2 * 32 * 4 * 2);
+        index_t const needed = 2048 + 2 * 2 * 32 * 8 * 2;
         cpu::cache<half> cache;
         options choice{.limit = budget::bytes(needed - 1)};
         choice.charge                = charge;

@@ -192,19 +192,20 @@ std::vector<stage> const table{
         {in_of<float>("loss", "H,R=5,N", positive), in_of<index_t>("limits", "1 or H=1", all<1000>),
             out_of<std::uint8_t>("rung", "H,N"), out_of<allocation>("report", "1 or H=1")},
         [](host const& on, arguments const& x) {
-            allocate(on, x.in<float, 3>("loss"), rung_costs{projected_ratios, {16, 24}, 2}, x.in<index_t, 1>("limits"),
-                {}, x.out<std::uint8_t, 2>("rung"), x.out<allocation, 1>("report"));
+            allocate(on, {x.in<float, 3>("loss"), x.out<std::uint8_t, 2>("rung")},
+                rung_costs{projected_ratios, {16, 24}, 2}, x.in<index_t, 1>("limits"), {},
+                x.out<allocation, 1>("report"));
         }},
     {"allocate", "N", // heads of different lengths
         {in_of<float>("loss", "R=5,M=N", positive),
             in_of<index_t>(
                 "first", "H+1", [](source&, std::span<index_t const> at) { return 9.0 * static_cast<double>(at[0]); }),
-            in_of<index_t>("limit", "1", all<1000>), out_of<std::uint8_t>("rung", "M=N"),
+            in_of<index_t>("limits", "1", all<1000>), out_of<std::uint8_t>("rung", "M=N"),
             out_of<allocation>("report", "1")},
         [](host const& on, arguments const& x) {
-            allocate(on, x.in<float, 2>("loss"), x.in<index_t, 1>("first"), 10,
-                rung_costs{projected_ratios, {16, 24}, 2}, x.in<index_t, 1>("limit"), {},
-                x.out<std::uint8_t, 1>("rung"), x.out<allocation, 1>("report"));
+            allocate(on, {x.in<float, 2>("loss"), x.out<std::uint8_t, 1>("rung"), x.in<index_t, 1>("first"), 10},
+                rung_costs{projected_ratios, {16, 24}, 2}, x.in<index_t, 1>("limits"), {},
+                x.out<allocation, 1>("report"));
         }},
     {"packed_bytes", "D,Dv", {in_of<std::uint8_t>("rung", "H,N", below_five)},
         [](host const& on, arguments const& x) {

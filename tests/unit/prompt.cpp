@@ -414,9 +414,10 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
             tensor<allocation, 1> report{{1}};
             most.set(L / parts * each, 0);
             support::run([&](host const& on) {
-                allocate(on, in(on, std::as_const(losses).data() + i * heads * R * N, heads, R, N),
-                    rung_costs{p.ratios, {D, Dv}, 2}, most.in(), {.charge = p.charge},
-                    slice<0>(rungs.out(), i * heads, heads), report.out());
+                allocate(on,
+                    {in(on, std::as_const(losses).data() + i * heads * R * N, heads, R, N),
+                        slice<0>(rungs.out(), i * heads, heads)},
+                    rung_costs{p.ratios, {D, Dv}, 2}, most.in(), {.charge = p.charge}, report.out());
             });
             found[static_cast<std::size_t>(i)] = report.get(0);
         };

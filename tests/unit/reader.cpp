@@ -286,8 +286,8 @@ struct plain_reader
         index_t const spend = x.layers() * (limit - own);
         allocation report;
         support::run([&](host const& on) {
-            allocate(on, losses.in(), costs, in(on, &spend, 1), {.charge = chosen.charge, .layers = x.layers()},
-                rung.out(), out(on, &report, 1));
+            allocate(on, {losses.in(), rung.out()}, costs, in(on, &spend, 1),
+                {.charge = chosen.charge, .layers = x.layers()}, out(on, &report, 1));
         });
         for (std::size_t g = 0; g < heads.size(); ++g)
         {

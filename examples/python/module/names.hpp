@@ -29,7 +29,7 @@ inline constexpr std::string_view names<mdkv::pooling>[] { "max", "mean", "adapt
 template <>
 inline constexpr std::string_view names<mdkv::row_norm>[] { "sum", "euclidean", "maximum" };
 template <>
-inline constexpr std::string_view names<mdkv::projection_charge>[] { "by_use", "always" };
+inline constexpr std::string_view names<mdkv::projection_charge>[] { "if_better", "always" };
 template <>
 inline constexpr std::string_view names<mdkv::rotary_pairs>[] { "halves", "neighbours" };
 template <>

@@ -6,6 +6,7 @@
 #include <mdkv/core/ranks.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -79,20 +80,64 @@ struct rung_costs
     }
 };
 
-/// Which heads pay for projections.
+/// Losses of heads' tokens at every rung, and the rungs that they get. Heads have tokens of one number, or lists of tokens that
+/// follow one another without padding.
+template <space S>
+struct list_losses
+{
+    view<float const, 3, S> loss{};  ///< [H, R, N]  N tokens of the longest head; stride 0 between heads of lists
+    view<std::uint8_t, 2, S> rung{}; ///< [H, N]     the same
+    view<index_t const, 1, S>
+        first{};        ///< [H + 1]    where heads' lists begin and the last one ends; empty: there are none
+    index_t tokens = 0; ///< tokens of all lists in `loss`
+    index_t rungs  = 0; ///< tokens of all lists in `rung`
+
+    list_losses() = default;
+    /// \param loss_  [H, R, N]  pooled or not; need not fall with the rung
+    /// \param rung_  [H, N]     receives the index of the chosen rung
+    constexpr list_losses(view<float const, 3, S> const& loss_, view<std::uint8_t, 2, S> const& rung_) noexcept
+        : loss{loss_}
+        , rung{rung_}
+    {}
+    /// \param loss_    [R, M]   M tokens, head after head
+    /// \param rung_    [M]
+    /// \param first_   [H + 1]  where each head's tokens begin, ascending, and where the last one's end; at most M
+    /// \param longest  tokens of the longest head, on all ranks
+    constexpr list_losses(view<float const, 2, S> const& loss_, view<std::uint8_t, 1, S> const& rung_,
+        view<index_t const, 1, S> const& first_, index_t longest) noexcept
+        : loss{loss_.data_handle(), {first_.extent(0) - 1, loss_.extent(0), longest}, {0, loss_.stride(0), 1}}
+        , rung{rung_.data_handle(), {first_.extent(0) - 1, longest}, {0, 1}}
+        , first{first_}
+        , tokens{loss_.extent(1)}
+        , rungs{rung_.extent(0)}
+    {}
+
+    [[nodiscard]] MDKV_HD constexpr index_t heads() const noexcept { return loss.extent(0); }
+    [[nodiscard]] MDKV_HD constexpr index_t longest() const noexcept { return loss.extent(2); }
+    [[nodiscard]] MDKV_HD constexpr index_t begin(index_t h) const noexcept { return first.empty() ? 0 : first(h); }
+    /// Tokens of head h.
+    [[nodiscard]] MDKV_HD constexpr index_t count(index_t h) const noexcept
+    {
+        return first.empty() ? longest() : first(h + 1) - first(h);
+    }
+    /// Losses of head h at rung r.
+    [[nodiscard]] MDKV_HD constexpr float const* losses_at(index_t h, index_t r) const noexcept
+    {
+        return loss.row(h, r) + begin(h);
+    }
+    [[nodiscard]] MDKV_HD constexpr std::uint8_t* rungs_of(index_t h) const noexcept { return rung.row(h) + begin(h); }
+};
+
+/// Whether heads pay for projections.
 enum class projection_charge : std::uint8_t
 {
-    by_use, ///< a head that uses a projected rung, for the widest one it uses; decided with everything else
-    always  ///< every head, for the widest projected rung of the set, as the paper words it
+    if_better, ///< all heads, for the widest projected rung, or none, which have no projected rungs then: where less is lost
+    always ///< all heads, as the paper words it; none if the limit does not hold the projections
 };
 
 struct allocate_options
 {
-    /// Spend the leftover, first on ties, then on upgrades. If false, the dual's own choice is reported: no allocation
-    /// of the same bytes loses less, but heads that change their projections may leave much of the limit.
-    bool spend_leftover = true;
-
-    projection_charge charge = projection_charge::by_use;
+    projection_charge charge = projection_charge::if_better;
 
     /// Other ranks that have further heads under the same limit. All of them make the call with the same arguments, which is not
     /// checked: `prompt` checks it. Reports are then those of all heads.
@@ -103,13 +148,11 @@ struct allocate_options
 /// The outcome of allocate. If several hold, the first in the order over_limit, non_finite_loss, unprojected_only, optimal.
 enum class allocation_status : std::uint8_t
 {
-    optimal,          ///< the dual optimum, leftover spent
+    optimal,          ///< the dual optimum, of whose ties as many as fit take the costlier rung
     everything_kept,  ///< compress and recompress left every token as it was, and did not allocate
-    unprojected_only, ///< the limit could not hold the projections (`by_use`: not even the narrowest of one head);
-                      ///< projected rungs were left out
-    non_finite_loss,  ///< a loss was NaN or infinite: such tokens were given the cheapest rung open
-                      ///< to their head; the limit still holds
-    over_limit        ///< even the cheapest rungs exceed the limit; every token has the cheapest one
+    unprojected_only, ///< the limit could not hold the projections; projected rungs were left out
+    non_finite_loss, ///< a loss was NaN or infinite: such tokens were given the cheapest open rung; the limit still holds
+    over_limit       ///< even the cheapest rungs exceed the limit; every token has the cheapest one
 };
 
 /// The result of allocate, in absolute units.
@@ -118,7 +161,7 @@ struct allocation
     allocation_status status = allocation_status::optimal;
     double multiplier        = 0; ///< loss per byte at which the budget binds (lambda*); 0 when it does not
     double loss              = 0; ///< sum of the losses of the chosen rungs
-    double dual              = 0; ///< lower bound on the loss of any allocation within the limit (over_limit: the loss)
+    double dual              = 0; ///< lower bound on the loss if all heads pay, or none; over_limit: the loss
     index_t limit            = 0; ///< bytes allowed for tokens, projections and channels
     index_t token_bytes      = 0; ///< bytes the chosen rungs take
     index_t charged_bytes    = 0; ///< bytes of projections and channels

@@ -149,8 +149,6 @@ struct prompt_work
     out_view<leverage_sum, 1, B> leverages{}; ///< [tokens]; empty unless the preset weighs leverages
     out_view<std::uint8_t, 3, B> rungs{};     ///< [L, H, M + W]  the window's are used if it is coded
     out_view<index_t, 1, B> sizes{};          ///< [L]
-    out_view<index_t, 1, B> limit{};          ///< [1]
-    out_view<allocation, 1, B> report{};      ///< [1]
     prompt_progress progress{};
     prompt_choice choice{}; ///< its budget is -1 until rungs are chosen
 
@@ -209,8 +207,6 @@ struct prompt_work
         leverages           = scratch_view<leverage_sum>(on, memory, settings.leverage_power() > 0 ? shape.tokens : 0);
         rungs               = scratch_view<std::uint8_t>(on, memory, L, H, settings.window_part > 0 ? shape.tokens : M);
         sizes               = scratch_view<index_t>(on, memory, L);
-        limit               = scratch_view<index_t>(on, memory, 1);
-        report              = scratch_view<allocation>(on, memory, 1);
         if (memory.ready()) { run(on, fill<leverage_sum>{leverages.data_handle(), 0, leverages.extent(0)}); }
     }
 
@@ -233,6 +229,14 @@ struct prompt_work
     [[nodiscard]] out_view<std::uint8_t, 2, B> rungs_of(index_t l, index_t n) const
     {
         return slice<1>(item_of(rungs, l), 0, n);
+    }
+    /// Losses and rungs of the first n tokens of all layers.
+    [[nodiscard]] list_losses<B::memory_space> lists(index_t n) const
+    {
+        index_t const heads = losses.extent(0) * losses.extent(1);
+        return {in_view<float, 3, B>{
+                    losses.data_handle(), {heads, losses.extent(2), n}, {losses.stride(1), losses.stride(2), 1}},
+            out_view<std::uint8_t, 2, B>{rungs.data_handle(), {heads, n}, {rungs.stride(1), 1}}};
     }
     /// A layer's part of a state, or an empty view if the preset does not need that state.
     [[nodiscard]] static in_view<float, 3, B> layer_of(out_view<float, 4, B> const& all, index_t l)
@@ -380,11 +384,9 @@ struct prompt_work
     allocation choose_rungs(
         B const& on, prompt_choice& next, layer_shape const& one, bool balances, agreement& agreed) const
     {
-        index_t const L     = shape.layers;
-        index_t const H     = shape.heads;
-        auto const [R, N]   = std::pair{rung_count(), one.tokens};
-        index_t const M     = losses.extent(3);
-        index_t spend       = next.budget - window_bytes(next, one);
+        index_t const L = shape.layers;
+        index_t const N = one.tokens;
+        index_t spend   = next.budget - window_bytes(next, one);
         agree(on, "prompt::allocate", agreed, N + one.window, ~next.budget);
         if (next.all_full) { return keep_everything(on, L * one.heads, N, L * spend); }
         if (settings.shared && balances)
@@ -393,50 +395,39 @@ struct prompt_work
             sum_over_ranks(on, shape.ranks, weighed.data_handle(), weighed.extent(0));
             balance_losses(on, share(L), slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
         }
-        index_t const limits = settings.shared ? 1 : L; // subsets of the heads that have a limit of their own
-        std::vector<allocation> found(static_cast<std::size_t>(limits));
-        auto const all = [&] {
-            allocation total;
-            for (allocation const& one_part : found) { add(total, one_part); }
-            return total;
+        index_t const limits = settings.shared ? 1 : L;
+        workspace::frame frame{*on.scratch, "prompt::allocate"};
+        auto const bytes = scratch_view<index_t>(on, frame, limits);
+        static_cast<void>(frame.ready());
+        auto const choose = [&](index_t each) {
+            run(on, fill<index_t>{bytes.data_handle(), L / limits * each, limits});
+            return total_of(allocate_within(
+                on, as_input(bytes), costs, {.charge = settings.charge, .ranks = shape.ranks, .layers = L}, lists(N)));
         };
-        auto const choose = [&](index_t i, index_t bytes) {
-            index_t const each  = L / limits; // layers of a limit
-            index_t const apart = rungs.extent(2);
-            in_view<float, 3, B> const of_limit{
-                after(losses.data_handle(), i * H * R * M), {each * H, R, N}, {R * M, M, 1}};
-            out_view<std::uint8_t, 2, B> const to{after(rungs.data_handle(), i * H * apart), {each * H, N}, {apart, 1}};
-            found[static_cast<std::size_t>(i)] = allocate_within(on, each * bytes, limit, report, costs,
-                {.charge = settings.charge, .ranks = shape.ranks, .layers = each}, to, of_limit);
-        };
-        for (index_t i = 0; i < limits; ++i) { choose(i, spend); }
-        if ((next.coded_window || next.coded_stand_ins) && !codes_are_cheap(all()))
+        allocation total = choose(spend);
+        if ((next.coded_window || next.coded_stand_ins) && !codes_are_cheap(total))
         {
             bool const anew   = next.coded_window && next.budget >= one.window_bytes();
             next.coded_window = next.coded_window && !anew;
             plan_stand_ins(next, one, false);
             spend = next.budget - window_bytes(next, one);
-            for (index_t i = 0; i < limits && anew; ++i) { choose(i, spend); }
+            if (anew) { total = choose(spend); }
         }
         if (next.coded_window)
         {
             run(on,
                 fill_last_rungs<B>{slice<2>(rungs, 0, N + one.window), N,
                     static_cast<std::uint8_t>(settings.ratios.costliest_rotated())},
-                L * H);
+                L * shape.heads);
         }
         index_t const aside = one.heads * next.stand_ins * stand_in_bytes(next.coded_stand_ins);
-        for (index_t i = 0; i < limits; ++i)
-        {
-            if (aside > 0 && found[static_cast<std::size_t>(i)].tokens[0] > 0) { choose(i, spend - aside); }
-        }
-        allocation total = all();
+        if (aside > 0 && total.tokens[0] > 0) { total = choose(spend - aside); }
         if (next.coded_window) // its tokens have rungs like others
         {
-            index_t const bytes = L * window_bytes(next, one);
+            index_t const of_windows = L * window_bytes(next, one);
             total.tokens[settings.ratios.costliest_rotated()] += L * one.heads * one.window;
-            total.token_bytes += bytes;
-            total.limit += bytes;
+            total.token_bytes += of_windows;
+            total.limit += of_windows;
         }
         return total;
     }
@@ -462,10 +453,9 @@ struct prompt_work
     {
         auto const [L, H] = std::pair{shape.layers, shape.heads};
         workspace::frame frame{*on.scratch, "prompt::allocate"};
-        auto const limits  = scratch_view<index_t>(on, frame, L, H);
-        auto const reports = scratch_view<allocation>(on, frame, L, H);
+        auto const limits   = scratch_view<index_t>(on, frame, L * H);
         bool const executes = frame.ready();
-        run(on, copy_rows<B, index_t>{of_one_layer(quotas), of_one_layer(limits)});
+        run(on, copy_rows<B, index_t>{of_one_layer(quotas), {limits.data_handle(), {1, L, H}, {L * H, H, 1}}});
         std::vector<index_t> bytes(executes ? static_cast<std::size_t>(L * H) : 0);
         fetch(on, limits.data_handle(), bytes.data(), L * H);
         index_t const uncompressed = tokens * costs.bytes[costs.size() - 1];
@@ -478,16 +468,7 @@ struct prompt_work
             for (index_t const quota : bytes) { sum += quota; }
             return keep_everything(on, L * H, tokens, sum);
         }
-        for (index_t l = 0; l < L; ++l)
-        {
-            mdkv::allocate(on, as_input(losses_of(l, tokens)), costs, item_of(quotas, l), {.charge = settings.charge},
-                rungs_of(l, tokens), item_of(reports, l));
-        }
-        std::vector<allocation> found(executes ? static_cast<std::size_t>(L * H) : 0);
-        fetch(on, reports.data_handle(), found.data(), L * H);
-        allocation total;
-        for (allocation const& one : found) { add(total, one); }
-        return total;
+        return total_of(allocate_within(on, as_input(limits), costs, {.charge = settings.charge}, lists(tokens)));
     }
 
     /// Ends a choice of rungs: refuses a bad one, and finds the bytes of all arenas.

@@ -454,17 +454,13 @@ struct reader_work
     [[nodiscard]] allocation choose(B const& on, char const* stage, index_t spend, in_view<float, 2, B> loss,
         in_view<index_t, 1, B> first, index_t most, out_view<std::uint8_t, 1, B> rung) const
     {
+        index_t const count = settings.shared ? 1 : L;
         workspace::frame frame{*on.scratch, stage};
-        auto const limit  = scratch_view<index_t>(on, frame, 1);
-        auto const report = scratch_view<allocation>(on, frame, 1);
+        auto const limits = scratch_view<index_t>(on, frame, count);
         static_cast<void>(frame.ready());
-        index_t const limits = settings.shared ? 1 : L;
-        allocation total;
-        for (index_t i = 0; i < limits; ++i)
-        {
-            add(total, allocate_within(on, spend / limits, limit, report, costs, {.charge = settings.charge}, rung,
-                           loss, slice<0>(first, i * H, L * H / limits + 1), most));
-        }
+        run(on, fill<index_t>{limits.data_handle(), spend / count, count});
+        allocation const total = total_of(
+            allocate_within(on, as_input(limits), costs, {.charge = settings.charge}, {loss, rung, first, most}));
         expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
             ": a loss is NaN or infinite; queries, keys or values are not finite, or too large to multiply");
         return total;

@@ -166,7 +166,8 @@ struct recompressing
         scratch_view<index_t>(on, frame, H, rungs + 2);             ///< `first`, then the tokens that stay
     out_view<index_t, 2, B> first = slice<1>(counts, 0, rungs + 1); ///< where each rung's slots begin
     out_view<float, 1, B> weights = scratch_view<float>(on, frame, weighs ? queries.extent(1) : 0);
-    bool executes = frame.ready();
+    bool executes                 = frame.ready();
+    index_t projections = 0; ///< stored bytes
 
     /// Returns the report; `cache`, the present one or another, is replaced last.
     template <class Cache>
@@ -245,16 +246,21 @@ struct recompressing
         workspace::frame losses{*on.scratch, "recompress"};
         auto const loss    = scratch_view<float>(on, losses, H, rungs, M);
         auto const limit   = scratch_view<index_t>(on, losses, 1);
-        auto const reports = scratch_view<allocation>(on, losses, 1);
         static_cast<void>(losses.ready());
         expects_finite(on, "recompress: queries", queries);
         expects_finite(on, "recompress: keys by slot", as_input(keys));
         expects_finite(on, "recompress: values by slot", as_input(values));
         expects_finite(on, "recompress: window keys", as_input(window_keys));
         score_slots(loss);
-        allocation const chosen =
-            allocate_within(on, bytes, limit, reports, rung_costs{ratios, shape.dims, shape.element_bytes},
-                {.charge = options.allocation.charge}, rung, as_input(loss));
+        run(on, fill<index_t>{limit.data_handle(), bytes, 1});
+        rung_costs costs{ratios, shape.dims, shape.element_bytes};
+        for (std::size_t r = 0; r < costs.size(); ++r)
+        {
+            // No projections are made: heads pay for an average of those they have.
+            if (costs.projected[r]) { costs.projection[r] = (projections + H - 1) / H; }
+        }
+        allocation const chosen = total_of(
+            allocate_within(on, as_input(limit), costs, {.charge = options.allocation.charge}, {as_input(loss), rung}));
         expects<non_finite_input>(chosen.status != allocation_status::non_finite_loss,
             "recompress: a loss is NaN or infinite; stored vectors or queries are too large to multiply",
             options.lse_elsewhere ? ", or options.lse_elsewhere holds a NaN or a value above 1e30" : "");
@@ -310,7 +316,7 @@ struct recompressing
     }
 
     /// The allocation that leaves all tokens at their present rungs.
-    [[nodiscard]] allocation everything_kept() const
+    [[nodiscard]] allocation everything_kept()
     {
         index_t const fixed = shape.window_bytes() + stand_in_bytes(by_slot.cache);
         allocation kept{.status = allocation_status::everything_kept, .limit = limit_bytes - fixed};
@@ -326,8 +332,10 @@ struct recompressing
                 tokens[r] += count;
                 kept.token_bytes += count * ratios.bytes(r, shape.dims, shape.element_bytes);
             }
+            head_entry const& stored = by_slot.cache.heads[h];
+            projections += (D * stored.key_columns + Dv * stored.value_columns) * shape.element_bytes;
             head_entry entry;
-            arena_bytes = lay_out_head<T>(by_slot.layout, tokens, arena_bytes, entry, by_slot.cache.heads[h].stand_ins);
+            arena_bytes = lay_out_head<T>(by_slot.layout, tokens, arena_bytes, entry, stored.stand_ins);
         }
         kept.charged_bytes = arena_bytes - fixed - kept.token_bytes;
         return kept;

@@ -4,12 +4,14 @@
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/stages/allocate.hpp>
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 namespace MDKV_NAMESPACE::detail
 {
@@ -31,33 +33,36 @@ void fill_query_weights(B const& on, out_view<float, 1, B> weights, float early_
     run(on, fill<float>{after(weights.data_handle(), early), 1.0F, weights.extent(0) - early});
 }
 
-/// Chooses rungs within one limit, and waits for the report.
-/// \param limit   [1]  scratch
-/// \param report  [1]  scratch
-/// \param tokens  losses of heads of one length, or losses, first tokens and longest head: see `allocate`
-template <backend B, class Rungs, class... Tokens>
-[[nodiscard]] allocation allocate_within(B const& on, index_t bytes, out_view<index_t, 1, B> limit,
-    out_view<allocation, 1, B> report, rung_costs const& costs, allocate_options options, Rungs rung,
-    Tokens const&... tokens)
+/// Chooses rungs within limits, and waits for the reports.
+template <backend B>
+[[nodiscard]] std::vector<allocation> allocate_within(B const& on, in_view<index_t, 1, B> limits,
+    rung_costs const& costs, allocate_options options, list_losses<B::memory_space> const& of)
 {
-    run(on, fill<index_t>{limit.data_handle(), bytes, 1});
-    mdkv::allocate(on, tokens..., costs, as_input(limit), options, rung, report);
-    allocation chosen;
-    fetch(on, report.data_handle(), &chosen, 1);
-    return chosen;
+    workspace::frame frame{*on.scratch, "allocate"};
+    auto const reports = scratch_view<allocation>(on, frame, limits.extent(0));
+    static_cast<void>(frame.ready());
+    mdkv::allocate(on, of, costs, limits, options, reports);
+    std::vector<allocation> found(static_cast<std::size_t>(limits.extent(0)));
+    fetch(on, reports.data_handle(), found.data(), limits.extent(0));
+    return found;
 }
 
-/// Adds the report of a further limit.
-inline void add(allocation& total, allocation const& further) noexcept
+/// The sum of reports.
+[[nodiscard]] inline allocation total_of(std::vector<allocation> const& reports) noexcept
 {
-    total.status     = (std::max)(total.status, further.status);
-    total.multiplier = (std::max)(total.multiplier, further.multiplier);
-    total.loss += further.loss;
-    total.dual += further.dual;
-    total.limit += further.limit;
-    total.token_bytes += further.token_bytes;
-    total.charged_bytes += further.charged_bytes;
-    for (std::size_t r = 0; r < max_rungs; ++r) { total.tokens[r] += further.tokens[r]; }
+    allocation total;
+    for (allocation const& one : reports)
+    {
+        total.status     = (std::max)(total.status, one.status);
+        total.multiplier = (std::max)(total.multiplier, one.multiplier);
+        total.loss += one.loss;
+        total.dual += one.dual;
+        total.limit += one.limit;
+        total.token_bytes += one.token_bytes;
+        total.charged_bytes += one.charged_bytes;
+        for (std::size_t r = 0; r < max_rungs; ++r) { total.tokens[r] += one.tokens[r]; }
+    }
+    return total;
 }
 
 } // namespace MDKV_NAMESPACE::detail

@@ -1,12 +1,17 @@
-/// \file assign.hpp: rungs at the multiplier, upgrades for the bytes that it leaves, and the report (arXiv 2603.20616, section 4.3).
+/// \file assign.hpp: rungs at the multiplier, the report, and allocate's jobs in their order (arXiv 2603.20616, sections 4.3, 4.4).
 #pragma once
 
 #include <mdkv/core/allocation.hpp>
+#include <mdkv/core/float_environment.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/detail/allocate/piece.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/allocate/search.hpp>
 #include <mdkv/detail/allocate/work.hpp>
 #include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/detail/threshold.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -14,79 +19,57 @@
 namespace MDKV_NAMESPACE::detail::dual
 {
 
-/// Bits of an upgrade that hold its token's number.
-inline constexpr std::uint64_t token_bits = std::uint64_t{most_tokens} - 1;
-
-/// The token of an upgrade.
-[[nodiscard]] MDKV_HD inline piece token_of_upgrade(work const& w, index_t number, std::uint64_t upgrade)
-{
-    auto const token   = static_cast<index_t>(upgrade & token_bits);
-    index_t const head = token / w.tokens;
-    return {number, number / w.candidates, 0, head, w.own_head(head), token % w.tokens, 1};
-}
-/// Loss that a token of this rank saves at rung c instead of a.
-[[nodiscard]] MDKV_HD inline double loss_saved(work const& w, piece const& token, index_t a, index_t c)
-{
-    float const* const loss = w.losses_of(token);
-    return double{loss[a * w.loss_of_rung]} - double{loss[c * w.loss_of_rung]};
-}
-
 /// Gives every token its rung at the multiplier; ties that fit get their rung at a multiplier just below. Counts tokens by
-/// rung, and finds the best upgrade of every pair of rungs.
+/// rung, and adds up their losses.
+template <space S>
 struct assign
 {
     static constexpr char const* name = "allocate_assign";
 
-    work w;
+    work<S> w;
+    bool stores; ///< false: rungs are only tried
 
-    [[nodiscard]] index_t items() const { return w.own_pieces() * w.all_problems(); }
+    [[nodiscard]] index_t items() const { return w.own_pieces(); }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        piece const range = w.own_piece(item);
-        if (!w.problems[range.problem].active) { return; }
+        piece const range          = w.own_piece(item);
+        limit_search const& search = w.searches[range.limit];
+        if (!search.active) { return; }
         open_piece& opened = open_piece::of(t, w, range);
+        index_t ties       = range.number < search.tie_piece ? range.count : 0;
+        if (range.number == search.tie_piece)
+        {
+            opened.clear(t, opened.sums, range.count);
+            for_thresholds(t, opened, search,
+                [&](index_t token, std::uint32_t, index_t step) { t.add(opened.sums + token, step); });
+            t.sync();
+            ties = first_over::find(t, range.count, search.left, [&](index_t i) { return opened.sums[i]; }).at;
+        }
         opened.clear(t, opened.losses, columns);
-        choose_rungs(t, opened, range);
+        choose_rungs(t, opened, range, ties);
         double const loss = tree_sum(t, opened.losses);
-        if (t.rank() == 0) { w.piece_losses[range.problem * w.pieces() + range.number] = loss; }
+        if (t.rank() == 0) { w.piece_losses[range.number] = loss; }
     }
 
 private:
-    /// The best upgrade of each pair of rungs in each lane of a member, and the first of the neighbours with its token.
-    template <int Lanes>
-    struct upgrades
-    {
-        lane_floats<Lanes> saved[max_rungs][max_rungs];
-        lane_ints<Lanes> first[max_rungs][max_rungs];
-    };
-
+    /// \param ties  tokens before which ties take the costlier rung
     template <team Team>
-    MDKV_HD void choose_rungs(Team const& t, open_piece& opened, piece const& range) const
+    MDKV_HD void choose_rungs(Team const& t, open_piece& opened, piece const& range, index_t ties) const
     {
-        constexpr int lanes     = Team::register_lanes;
-        using floats            = lane_floats<lanes>;
-        using ints              = lane_ints<lanes>;
-        problem const& p        = w.problems[range.problem];
-        rung_table const& rungs = opened.rungs;
-        float const multiplier  = float_of_bits(p.multiplier);
-        float const below       = float_of_bits(p.multiplier == 0 ? 0U : p.multiplier - 1);
-        index_t const ties      = range.number < p.tie_piece    ? range.count
-                                  : range.number == p.tie_piece ? w.tie[2 * range.problem]
-                                                                : 0;
-        index_t const left      = w.spends(p) ? w.bytes_left(p) : 0;
-        std::uint8_t* const to  = w.rungs_of(range);
-        ints const one          = ints{} + 1;
+        constexpr int lanes      = Team::register_lanes;
+        using floats             = lane_floats<lanes>;
+        using ints               = lane_ints<lanes>;
+        std::uint32_t const bits = w.searches[range.limit].multiplier;
+        rung_table const& rungs  = opened.rungs;
+        float const multiplier   = float_of_bits(bits);
+        float const below        = float_of_bits(bits == 0 ? 0U : bits - 1);
+        std::uint8_t* const to   = w.of.rungs_of(range.own) + range.first;
+        ints const one           = ints{} + 1;
         ints reached[max_rungs]{}; // tokens at a rung or above
         ints non_finite{};
-        upgrades<lanes> best;
-        for (std::size_t pair = 0; pair < max_rungs * rungs.count; ++pair)
-        {
-            best.saved[pair % max_rungs][pair / max_rungs] = floats{};
-            best.first[pair % max_rungs][pair / max_rungs] = ints{};
-        }
         neighbours<lanes> some;
         for (index_t i = t.rank() * lanes; i < range.count; i += t.size() * lanes)
         {
@@ -109,34 +92,14 @@ private:
             __builtin_memcpy(numbers, &rung, sizeof numbers);
             double* const sums = opened.losses + (i & (columns - 1));
             MDKV_FOR_LANES(l, lanes) { sums[l] += double{losses[l]}; }
+            if (!stores) { continue; }
             index_t const tokens = range.count - i < lanes ? range.count - i : index_t{lanes};
             std::uint8_t bytes[std::size_t{lanes}];
             MDKV_FOR_LANES(l, lanes) { bytes[l] = static_cast<std::uint8_t>(numbers[l]); }
             if (tokens == lanes) { __builtin_memcpy(to + i, bytes, sizeof bytes); }
             for (int l = 0; tokens < lanes && l < tokens; ++l) { to[i + l] = bytes[l]; }
-            if (left > 0) { find_upgrades(static_cast<std::int32_t>(i), some, rung, rungs, left, best); }
         }
         count_rungs(t, range, rungs, reached, non_finite);
-        if (left > 0) { record_upgrades(t, range, rungs, best, left); }
-    }
-
-    /// Updates the best upgrade of each pair of rungs that fits into `left` bytes with these neighbouring tokens.
-    template <int Lanes>
-    MDKV_HD static void find_upgrades(std::int32_t first, neighbours<Lanes> const& some, lane_ints<Lanes> const& rung,
-        rung_table const& rungs, index_t left, upgrades<Lanes>& best)
-    {
-        for (std::size_t c = 1; c < rungs.count; ++c)
-        {
-            for (std::size_t a = 0; a < c; ++a)
-            {
-                if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
-                auto& most        = best.saved[a][c];
-                auto const saved  = (some.loss[a] - some.loss[c]) * rungs.inverse[a][c];
-                auto const better = (rung == std::int32_t{rungs.index[a]}) & (saved > most);
-                best.first[a][c]  = better ? lane_ints<Lanes>{} + first : best.first[a][c];
-                most              = better ? saved : most;
-            }
-        }
     }
 
     template <team Team>
@@ -151,196 +114,159 @@ private:
         };
         index_t const unusable     = over_lanes(non_finite);
         index_t above              = 0;
-        std::int64_t* const counts = w.counts + (range.problem * w.heads + range.head) * index_t{max_rungs};
+        std::int64_t* const counts = w.counts + range.head * index_t{max_rungs};
         for (std::size_t j = rungs.count; j-- > 0;)
         {
             index_t const up_to = j == 0 ? range.count : over_lanes(reached[j]);
             if (t.rank() == 0 && up_to > above) { t.add_across(counts + rungs.index[j], up_to - above); }
             above = up_to;
         }
-        if (t.rank() == 0 && unusable > 0) { t.add_across(w.non_finite + range.problem, unusable); }
-    }
-
-    /// An upgrade as a number: less for more loss saved, then for the earlier token.
-    [[nodiscard]] MDKV_HD static std::uint64_t upgrade_of(float saved, index_t token)
-    {
-        return static_cast<std::uint64_t>(0x7fffffffU - bits_of_float(saved)) << 33U
-               | static_cast<std::uint64_t>(token);
-    }
-
-    template <team Team>
-    MDKV_HD void record_upgrades(Team const& t, piece const& range, rung_table const& rungs,
-        upgrades<Team::register_lanes> const& best, index_t left) const
-    {
-        std::uint64_t* const to = w.upgrades + range.problem * w.rungs() * w.rungs();
-        for (std::size_t c = 1; c < rungs.count; ++c)
-        {
-            for (std::size_t a = 0; a < c; ++a)
-            {
-                if (rungs.cost[c] - rungs.cost[a] > left) { continue; }
-                // The largest complement stands for the most loss saved, by the first token.
-                std::uint64_t largest = 0;
-                for (int l = 0; l < Team::register_lanes; ++l)
-                {
-                    float const saved   = lane(best.saved[a][c], l);
-                    index_t const token = lane(best.first[a][c], l) + l;
-                    if (!(saved > 0)) { continue; }
-                    std::uint64_t const own = ~upgrade_of(saved, range.head * w.tokens + range.first + token);
-                    largest                 = own > largest ? own : largest;
-                }
-                largest = t.largest(largest);
-                if (t.rank() == 0 && largest != 0)
-                {
-                    t.min_across(to + rungs.index[a] * w.rungs() + rungs.index[c], ~largest);
-                }
-            }
-        }
+        if (t.rank() == 0 && unusable > 0) { t.add_across(w.non_finite + range.limit, unusable); }
     }
 };
 
-/// Over ranks: the loss that each best upgrade saves, by the rank of its token.
-struct value_upgrades
-{
-    static constexpr char const* name = "allocate_value_upgrades";
-    static constexpr int threads      = 64;
-
-    work w;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t number) const
-    {
-        index_t const pairs = w.rungs() * w.rungs();
-        for (index_t i = t.rank(); i < pairs; i += t.size())
-        {
-            std::uint64_t const best = w.upgrades[number * pairs + i];
-            if (best == no_upgrade) { continue; }
-            piece const token = token_of_upgrade(w, number, best);
-            if (token.own_head >= 0)
-            {
-                w.gains[number * pairs + i] = loss_saved(w, token, i / w.rungs(), i % w.rungs());
-            }
-        }
-    }
-};
-
-/// Applies the best upgrades that the leftover bytes pay for, at most one for each pair of rungs, and reports each limit's
-/// best problem.
+/// Reports on each limit that was searched; on a limit that was searched again, only if that loses less. An item is a limit.
+template <space S>
 struct conclude
 {
     static constexpr char const* name = "allocate_conclude";
 
-    work w;
+    work<S> w;
+    bool again;
 
     [[nodiscard]] static index_t scratch_bytes() { return columns * index_t{sizeof(double)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t limit) const
     {
-        double* const sums = t.scratch().template take<double>(columns);
-        index_t best       = -1;
-        for (index_t c = 0; c < w.candidates; ++c)
+        limit_search& search = w.searches[limit];
+        if (!search.active) { return; }
+        double const* const x = w.piece_losses + limit * w.pieces();
+        double* const sums    = t.scratch().template take<double>(columns);
+        double loss           = 0; // in the same order for every team
+        for (index_t from = 0; from < w.pieces(); from += columns)
         {
-            index_t const number = limit * w.candidates + c;
-            problem& p           = w.problems[number];
-            if (!p.active) { continue; }
-            double const* const losses = w.piece_losses + number * w.pieces();
-            double const loss          = ordered_sum(t, sums, w.pieces(), [&](index_t i) { return losses[i]; });
-            if (t.rank() != 0) { continue; }
-            write_report(number, p, loss);
-            if (best < 0 || p.report.loss < w.problems[best].report.loss) { best = number; }
+            for (index_t c = t.rank(); c < columns; c += t.size())
+            {
+                sums[c] = from + c < w.pieces() ? x[from + c] : 0.0;
+            }
+            loss += tree_sum(t, sums);
         }
         if (t.rank() != 0) { return; }
-        w.best_problem[limit] = best;
-        w.report[limit]       = w.problems[best].report;
+        allocation found     = report_of(limit, search, loss);
+        allocation& report   = w.report[limit];
+        double const earlier = again && report.dual < found.dual ? report.dual : found.dual; // the bound of both
+        search.active        = !again || found.loss < report.loss;
+        report               = search.active ? found : report;
+        report.dual          = earlier;
     }
 
 private:
-    [[nodiscard]] MDKV_HD std::int64_t* counts(index_t number, index_t head) const
+    [[nodiscard]] MDKV_HD allocation report_of(index_t limit, limit_search const& search, double loss) const
     {
-        return w.counts + (number * w.heads + head) * index_t{max_rungs};
-    }
-
-    /// Applies upgrades within `left` bytes, and returns the loss that they save.
-    MDKV_HD double apply_upgrades(index_t number, index_t left) const
-    {
-        double saved              = 0;
-        std::uint64_t* const best = w.upgrades + number * w.rungs() * w.rungs();
-        while (true)
+        allocation report{.status = search.status, .loss = loss, .dual = loss, .limit = w.limit_values[limit]};
+        index_t const paid = search.projected && w.of.longest() > 0 ? w.heads * w.charge : 0;
+        index_t channels   = 0;
+        for (index_t h = limit * w.heads; h < (limit + 1) * w.heads && w.of.longest() > 0; ++h)
         {
-            index_t next = 0;
-            for (index_t i = 1; i < w.rungs() * w.rungs(); ++i) { next = best[i] < best[next] ? i : next; }
-            if (best[next] == no_upgrade) { return saved; }
-            index_t const a   = next / w.rungs();
-            index_t const c   = next % w.rungs();
-            piece const token = token_of_upgrade(w, number, best[next]);
-            index_t const bytes =
-                w.costs.bytes[static_cast<std::size_t>(c)] - w.costs.bytes[static_cast<std::size_t>(a)];
-            std::uint64_t const same = best[next] & token_bits;
-            best[next]               = no_upgrade;
-            if (bytes > left) { continue; }
-            left -= bytes;
-            for (index_t i = 0; i < w.rungs() * w.rungs(); ++i) // no second upgrade of the token
-            {
-                if ((best[i] & token_bits) == same) { best[i] = no_upgrade; }
-            }
-            if (token.own_head >= 0) { *w.rungs_of(token) = static_cast<std::uint8_t>(c); }
-            saved += w.gains == nullptr ? loss_saved(w, token, a, c) : w.gains[number * w.rungs() * w.rungs() + next];
-            --counts(number, token.head)[a];
-            ++counts(number, token.head)[c];
-        }
-    }
-
-    MDKV_HD void write_report(index_t number, problem const& p, double tied_loss) const
-    {
-        allocation& report = w.problems[number].report;
-        report             = {};
-        report.status      = !p.over() && w.non_finite[number] > 0 ? allocation_status::non_finite_loss : p.status;
-        report.limit       = w.limit_values[number / w.candidates];
-        report.loss        = tied_loss - apply_upgrades(number, w.bytes_left(p));
-        for (index_t h = 0; h < w.heads && w.tokens > 0; ++h)
-        {
-            index_t widest = w.by_use ? 0 : w.set_at(w.set_of[number * w.heads + h]).charge;
-            bool rotated   = false;
+            bool rotated = false;
             for (std::size_t r = 0; r < w.costs.rungs; ++r)
             {
-                index_t const tokens = counts(number, h)[r];
+                index_t const tokens = w.counts[h * index_t{max_rungs} + static_cast<index_t>(r)];
                 report.tokens[r] += tokens;
                 report.token_bytes += tokens * w.costs.bytes[r];
-                widest  = tokens > 0 && w.costs.projection[r] > widest ? w.costs.projection[r] : widest;
                 rotated = rotated || (tokens > 0 && w.costs.rotated[r]);
             }
-            report.charged_bytes += widest + (rotated ? w.costs.channels : 0);
+            channels += rotated ? w.costs.channels : 0;
         }
-        report.dual = report.loss;
-        if (p.over()) { return; }
-        float const m     = float_of_bits(p.multiplier == infinite_bits ? infinite_bits - 1 : p.multiplier);
+        report.charged_bytes = paid + channels;
+        if (search.over()) { return report; }
+        if (w.non_finite[limit] > 0) { report.status = allocation_status::non_finite_loss; }
+        float const m     = float_of_bits(search.multiplier == infinite_bits ? infinite_bits - 1 : search.multiplier);
         report.multiplier = double{m} / static_cast<double>(w.widest_step);
         // With or without ties, the rungs minimise loss + multiplier * bytes.
-        double const own = tied_loss - rounded_product(report.multiplier, static_cast<double>(w.bytes_left(p)));
-        double const bound =
-            w.chooses() && p.status == allocation_status::optimal ? w.lower_bound[number / w.candidates] : own;
-        report.dual = report.loss < bound ? report.loss : bound;
+        index_t const left = w.bytes_of(limit) - paid - report.token_bytes;
+        double const bound = loss - rounded_product(report.multiplier, static_cast<double>(left));
+        report.dual        = loss < bound ? loss : bound;
+        return report;
     }
 };
 
-/// Copies the rungs of each limit's best problem to the caller's view.
-struct copy_best
+/// The costs, and the factors that compare rungs.
+template <space S>
+[[nodiscard]] work<S> arrange(rung_costs const& costs, list_losses<S> const& of)
 {
-    static constexpr char const* name = "allocate_copy_best";
-
-    work w;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    float_environment const standard; // for the factors
+    work<S> w{};
+    w.costs       = costs;
+    w.charge      = costs.widest_projection();
+    w.widest_step = costs.bytes[costs.size() - 1] - costs.bytes[0];
+    w.widest_step = w.widest_step > 0 ? w.widest_step : 1;
+    w.of          = of;
+    rung_table all;
+    for (std::size_t r = 0; r < costs.size(); ++r)
     {
-        index_t const own                = w.own_pieces();
-        piece to                         = w.own_piece(item / own * w.candidates * own + item % own);
-        piece from                       = to;
-        from.problem                     = w.best_problem[to.limit];
-        std::uint8_t const* const source = w.rungs_of(from);
-        std::uint8_t* const target       = w.rungs_of(to);
-        for (index_t i = t.rank(); source != target && i < to.count; i += t.size()) { target[i] = source[i]; }
+        all.add(r, costs.bytes[r]);
+        for (std::size_t a = 0; a < r; ++a) { all.compare(a, r, w.widest_step); }
     }
-};
+    w.inverse = all.inverse;
+    return w;
+}
+
+/// The jobs of one search in their order: at most twelve launches on a GPU, whatever the losses.
+/// \param again  without projected rungs; only what loses less than before is kept
+template <backend B>
+void solve(B const& on, work<B::memory_space> const& w, index_t words, ranks const* with, bool again)
+{
+    constexpr space S = B::memory_space;
+    run(on, begin<S>{w, words, again});
+    for (int level = 0; level < 3; ++level)
+    {
+        run(on, weigh<S>{w});
+        sum_over_ranks(on, with, w.histogram, w.limits * bins);
+        run(on, narrow<S>{w}, w.limits);
+    }
+    run(on, weigh_ties<S>{w});
+    sum_over_ranks(on, with, w.ties, w.limits * w.pieces());
+    run(on, find_tie<S>{w}, w.limits);
+    run(on, assign<S>{w, !again});
+    sum_over_ranks(on, with, w.counts, w.limits * (w.heads * index_t{max_rungs} + 1 + w.pieces()));
+    run(on, conclude<S>{w, again}, w.limits);
+    if (again) { run(on, assign<S>{w, true}); }
+}
+
+/// Takes the jobs' memory and solves: `mdkv::allocate` without its checks.
+template <backend B>
+void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs const& costs,
+    in_view<index_t, 1, B> limits, allocate_options options, head_share const& heads, out_view<allocation, 1, B> report)
+{
+    index_t const all    = checked_multiply(heads.all, heads.layers);
+    index_t const tokens = of.longest();
+    // Every sum of bytes is at most this one.
+    index_t const most = checked_multiply(checked_multiply(all, tokens), costs.bytes[costs.size() - 1]);
+    static_cast<void>(checked_add(most, checked_multiply(all, checked_add(costs.widest_projection(), costs.channels))));
+    auto w              = arrange(costs, of);
+    w.limits            = limits.extent(0);
+    w.limit_values      = limits.data_handle();
+    w.report            = report.data_handle();
+    w.heads             = w.limits > 0 ? all / w.limits : 0;
+    w.own_in_layer      = heads.own;
+    w.layer_stride      = heads.all;
+    w.first_head        = heads.first;
+    w.pieces_per_head   = (tokens + piece_tokens - 1) / piece_tokens;
+    index_t const words = w.limits * (bins + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1); // from `histogram` on
+    workspace::frame frame{*on.scratch, "allocate"};
+    w.histogram = frame.template take<std::int64_t>(words);
+    w.searches  = frame.template take<limit_search>(w.limits);
+    if (frame.ready()) // otherwise a dry run
+    {
+        w.ties         = w.histogram + w.limits * bins;
+        w.counts       = w.ties + w.limits * w.pieces();
+        w.non_finite   = w.counts + all * index_t{max_rungs};
+        w.piece_losses = reinterpret_cast<double*>(w.non_finite + w.limits);
+    }
+    solve(on, w, words, heads.with, false);
+    if (options.charge == projection_charge::if_better && w.charge > 0) { solve(on, w, words, heads.with, true); }
+}
 
 } // namespace MDKV_NAMESPACE::detail::dual

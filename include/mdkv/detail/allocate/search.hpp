@@ -3,12 +3,10 @@
 
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/detail/allocate/piece.hpp>
 #include <mdkv/detail/allocate/work.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -18,9 +16,8 @@
 //
 // One histogram of thresholds, weighted with s_j, therefore gives the bytes at every edge between bins: a bisection that
 // tries two thousand multipliers in a pass. A level is `weigh`, which fills the histogram, and `narrow`, which finds the bin of
-// the multiplier; the bin is the next level's interval. If there are many tokens, a sample guesses the first interval: few
-// thresholds are in it, and all others are only compared with its ends. At the multiplier itself `weigh_ties` and `find_tie`
-// do the same for the ties, by piece and then by token.
+// the multiplier; the bin is the next level's interval. At the multiplier itself `weigh_ties` and `find_tie` do the same for
+// the ties by piece, and `assign` by token.
 
 namespace MDKV_NAMESPACE::detail::dual
 {
@@ -54,22 +51,18 @@ struct first_over
 };
 
 /// Calls body(token, above, step) for the thresholds of a piece that are in [multiplier, multiplier + 2^undecided): `above`
-/// is the bits' distance from the multiplier, `step` the bytes of the threshold's step. Returns the bytes of this member's
-/// thresholds above the interval.
-/// \param every  only one vector of neighbours in so many is read
+/// is the bits' distance from the multiplier, `step` the bytes of the threshold's step.
 template <team Team, class Body>
-[[gnu::always_inline]] MDKV_HD inline index_t for_thresholds(
-    Team const& t, open_piece const& opened, problem const& p, index_t every, Body const& body)
+[[gnu::always_inline]] MDKV_HD inline void for_thresholds(
+    Team const& t, open_piece const& opened, limit_search const& search, Body const& body)
 {
     constexpr int lanes     = Team::register_lanes;
     using ints              = lane_ints<lanes>;
     std::size_t const count = opened.rungs.count;
-    auto const first        = static_cast<std::int32_t>(p.multiplier);
-    auto const last         = static_cast<std::int32_t>((std::uint32_t{1} << p.undecided) - 1);
-    ints const one          = ints{} + 1;
-    ints over[max_rungs]{};
+    auto const first        = static_cast<std::int32_t>(search.multiplier);
+    auto const last         = static_cast<std::int32_t>((std::uint32_t{1} << search.undecided) - 1);
     neighbours<lanes> some;
-    for (index_t i = (t.rank() * every + every / 2) * lanes; i < opened.count; i += t.size() * every * lanes)
+    for (index_t i = t.rank() * lanes; i < opened.count; i += t.size() * lanes)
     {
         some.read(opened, i);
         ints above[max_rungs];
@@ -79,7 +72,6 @@ template <team Team, class Body>
         {
             __builtin_memcpy(&above[j], &some.theta[j], sizeof above[j]);
             above[j] -= first;
-            over[j] += above[j] > last ? one : ints{};
             hits[j] = (above[j] >= 0) & (above[j] <= last);
             hits[0] |= hits[j];
         }
@@ -93,22 +85,18 @@ template <team Team, class Body>
             }
         }
     }
-    index_t bytes = 0;
-    for (std::size_t j = 1; j < count; ++j)
-    {
-        for (int l = 0; l < lanes; ++l) { bytes += lane(over[j], l) * opened.steps[j]; }
-    }
-    return bytes;
 }
 
-/// Clears the histograms, and finds the sets that each limit allows before any loss is read.
+/// Clears all sums, and begins the search of each limit. An item is a part of the sums, and one limit.
+template <space S>
 struct begin
 {
     static constexpr char const* name       = "allocate_begin";
     static constexpr index_t words_per_item = 1 << 15;
 
-    work w;
-    index_t words; ///< words of all sums, from `histogram` on
+    work<S> w;
+    index_t words;    ///< words of all sums, from `histogram` on
+    bool unprojected; ///< again, without projected rungs, for limits that were solved with them
 
     [[nodiscard]] index_t items() const noexcept
     {
@@ -121,170 +109,127 @@ struct begin
     {
         index_t const end = (item + 1) * words_per_item < words ? (item + 1) * words_per_item : words;
         for (index_t i = item * words_per_item + t.rank(); i < end; i += t.size()) { w.histogram[i] = 0; }
-        if (item >= w.limits) { return; }
-        index_t const limit = w.limit_of(item);
-        problem first{};
-        index_t k    = 0;
-        first.status = allocation_status::unprojected_only;
-        for (index_t other = 0; other < w.sets; ++other)
+        if (item >= w.limits || t.rank() != 0) { return; }
+        index_t const bytes  = w.bytes_of(item);
+        index_t const bare   = w.least(false);
+        limit_search& search = w.searches[item];
+        bool const again     = unprojected && search.projected && bare >= 0 && bare <= bytes;
+        bool const pays      = w.least(true) <= bytes || bare < 0;
+        search               = {};
+        search.active        = !unprojected || again;
+        search.projected     = !unprojected && pays;
+        search.status        = pays ? allocation_status::optimal : allocation_status::unprojected_only;
+        search.left          = bytes - w.least(search.projected);
+        if (search.left < 0)
         {
-            bool const fits = w.chooses() ? w.affords(item, other) : w.heads * w.set_at(other).least <= limit;
-            if (!fits || (w.set_at(other).charge == 0 && other + 1 < w.sets)) { continue; }
-            first.status = allocation_status::optimal;
-            k            = other;
-        }
-        if (w.chooses()) { k = w.least_set(); }
-        if (w.heads * w.set_at(k).least > limit) { first.status = allocation_status::over_limit; }
-        first.multiplier         = first.over() ? infinite_bits : 0;
-        first.undecided          = multiplier_bits;
-        first.bin                = problem::any_bin;
-        first.left               = first.over() ? 0 : limit - w.heads * w.set_at(k).least;
-        index_t const of_problem = w.rungs() * w.rungs();
-        for (index_t b = t.rank(); b < w.candidates * of_problem; b += t.size())
-        {
-            w.upgrades[item * w.candidates * of_problem + b] = no_upgrade;
-        }
-        for (index_t i = t.rank(); i < w.candidates * w.heads; i += t.size())
-        {
-            index_t const c                             = i / w.heads; // the last candidate is for `choose` to fill in
-            w.set_of[item * w.candidates * w.heads + i] = static_cast<std::uint8_t>(w.chooses() && c < w.sets ? c : k);
-        }
-        for (index_t c = t.rank(); c < w.candidates; c += t.size())
-        {
-            first.active                        = !w.chooses() || c == k;
-            w.problems[item * w.candidates + c] = first;
+            search.status     = allocation_status::over_limit;
+            search.multiplier = infinite_bits;
         }
     }
 };
 
-/// Adds up the bytes of the thresholds in each of a problem's bins and, if they are a guess, above them. A stretch without a
-/// threshold in the bin that became the interval has none.
+/// Adds up the bytes of the thresholds in each of a limit's bins.
+template <space S>
 struct weigh
 {
     static constexpr char const* name = "allocate_weigh";
 
-    work w;
-    index_t every; ///< above 1 for a sample
+    work<S> w;
 
-    [[nodiscard]] index_t items() const { return w.own_stretches() * w.all_problems(); }
+    [[nodiscard]] index_t items() const { return w.own_pieces(); }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        piece const range        = w.own_stretch(item);
-        problem const& p         = w.problems[range.problem];
-        std::uint8_t* const seen = w.seen + item * bins;
-        if (!w.searches(p) || (p.bin != problem::any_bin && seen[p.bin] == 0)) { return; }
+        piece const range          = w.own_piece(item);
+        limit_search const& search = w.searches[range.limit];
+        if (!search.searches()) { return; }
         open_piece& opened  = open_piece::of(t, w, range);
-        index_t const count = p.bins();
+        index_t const count = search.bins();
+        int const shift     = search.shift();
         opened.clear(t, opened.sums, count);
-        int const shift     = p.shift();
-        index_t const above = t.sum(for_thresholds(t, opened, p, every,
-            [&](index_t, std::uint32_t at, index_t step) { t.add(opened.sums + (at >> shift), step); }));
+        for_thresholds(t, opened, search,
+            [&](index_t, std::uint32_t at, index_t step) { t.add(opened.sums + (at >> shift), step); });
         t.sync();
-        std::int64_t* const to = w.histogram + range.problem * (bins + 1);
+        std::int64_t* const to = w.histogram + range.limit * bins;
         for (index_t b = t.rank(); b < count; b += t.size())
         {
-            seen[b] = opened.sums[b] != 0 ? 1 : 0;
             if (opened.sums[b] != 0) { t.add_across(to + b, opened.sums[b]); }
         }
-        if (t.rank() == 0 && p.guessed && above > 0) { t.add_across(to + bins, above); }
     }
 };
 
-/// Finds the bin of the multiplier. A sample's bin becomes a guess; if the multiplier may lie outside of it, all of its bits
-/// are searched for.
+/// Finds the bin of the multiplier. An item is a limit.
+template <space S>
 struct narrow
 {
     static constexpr char const* name = "allocate_narrow";
 
-    work w;
-    index_t every; ///< above 1 for a sample
+    work<S> w;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        problem& p = w.problems[item];
-        if (!w.searches(p)) { return; }
-        std::int64_t* const sums = w.histogram + item * (bins + 1);
-        index_t const last       = p.bins() - 1;
-        index_t const left       = (p.left - sums[bins]) / every;
-        first_over const found   = first_over::find(t, p.bins(), left, [&](index_t i) { return sums[last - i]; });
-        index_t const bin        = last - found.at;
-        index_t const bytes      = sums[bin];
+        limit_search& search = w.searches[item];
+        if (!search.searches()) { return; }
+        std::int64_t* const sums = w.histogram + item * bins;
+        index_t const last       = search.bins() - 1;
+        first_over const found =
+            first_over::find(t, search.bins(), search.left, [&](index_t i) { return sums[last - i]; });
         t.sync();
-        for (index_t b = t.rank(); b <= bins; b += t.size()) { sums[b] = 0; } // for the next level
+        for (index_t b = t.rank(); b < bins; b += t.size()) { sums[b] = 0; } // for the next level
         if (t.rank() != 0) { return; }
-        std::uint32_t const lowest = p.multiplier + (static_cast<std::uint32_t>(bin) << p.shift());
-        if (every > 1)
-        {
-            double const error = sqrt(static_cast<double>(left) * static_cast<double>(w.widest_step));
-            return p.guess(lowest, static_cast<double>(left - found.before), static_cast<double>(bytes), error);
-        }
-        bool const wrong = p.guessed && (left < 0 || (bin == 0 && lowest > 0));
-        p.left           = wrong ? p.left : left - found.before;
-        p.multiplier     = wrong ? 0 : lowest;
-        p.undecided      = wrong ? multiplier_bits : p.shift();
-        p.bin            = wrong ? problem::any_bin : bin;
-        p.guessed        = false;
+        search.left -= found.before;
+        search.multiplier += static_cast<std::uint32_t>(last - found.at) << search.shift();
+        search.undecided = search.shift();
     }
 };
 
-/// Adds up the bytes that the ties of each piece would take. Skips stretches whose histogram has no entry in the last level's bin.
+/// Adds up the bytes that the ties of each piece would take.
+template <space S>
 struct weigh_ties
 {
     static constexpr char const* name = "allocate_weigh_ties";
 
-    work w;
+    work<S> w;
 
-    [[nodiscard]] index_t items() const { return w.own_pieces() * w.all_problems(); }
+    [[nodiscard]] index_t items() const { return w.own_pieces(); }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        piece const range     = w.own_piece(item);
-        problem const& p      = w.problems[range.problem];
-        index_t const stretch = range.own_head * w.stretches_per_head + range.first / stretch_tokens;
-        if (!w.spends(p) || w.seen[(range.problem * w.own_stretches() + stretch) * bins + p.bin] == 0) { return; }
-        open_piece& opened = open_piece::of(t, w, range);
-        index_t all        = 0;
-        for_thresholds(t, opened, p, 1, [&](index_t, std::uint32_t, index_t step) { all += step; });
+        piece const range = w.own_piece(item);
+        if (!w.searches[range.limit].ties()) { return; }
+        index_t all = 0;
+        for_thresholds(t, open_piece::of(t, w, range), w.searches[range.limit],
+            [&](index_t, std::uint32_t, index_t step) { all += step; });
         all = t.sum(all);
-        if (t.rank() == 0) { w.ties[range.problem * w.pieces() + range.number] = all; }
+        if (t.rank() == 0) { w.ties[range.number] = all; }
     }
 };
 
-/// Finds the first tie that does not fit: its piece on every rank, the token and the bytes behind it on the rank of its head.
+/// Finds the piece of the first tie that does not fit, and the bytes for the ties of this piece. An item is a limit.
+template <space S>
 struct find_tie
 {
     static constexpr char const* name = "allocate_find_tie";
 
-    work w;
-
-    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
+    work<S> w;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        problem& p = w.problems[item];
-        if (!w.spends(p)) { return; }
-        std::int64_t const* const ties = w.ties + item * w.pieces();
-        first_over const of_pieces     = first_over::find(t, w.pieces(), p.left, [&](index_t i) { return ties[i]; });
-        index_t const left             = p.left - of_pieces.before;
-        piece const range              = w.piece_of(item, of_pieces.at);
-        if (t.rank() == 0) { p.tie_piece = of_pieces.at; }
-        if (range.own_head < 0) { return; }
-        open_piece& opened = open_piece::of(t, w, range);
-        opened.clear(t, opened.sums, range.count);
-        for_thresholds(
-            t, opened, p, 1, [&](index_t token, std::uint32_t, index_t step) { t.add(opened.sums + token, step); });
+        limit_search& search = w.searches[item];
+        if (!search.ties()) { return; }
+        index_t const first = item * w.pieces();
+        first_over const found =
+            first_over::find(t, w.pieces(), search.left, [&](index_t i) { return w.ties[first + i]; });
         t.sync();
-        first_over const of_tokens = first_over::find(t, range.count, left, [&](index_t i) { return opened.sums[i]; });
         if (t.rank() != 0) { return; }
-        w.tie[2 * item]     = of_tokens.at;
-        w.tie[2 * item + 1] = left - of_tokens.before;
+        search.tie_piece = first + found.at;
+        search.left -= found.before;
     }
 };
 

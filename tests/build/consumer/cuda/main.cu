@@ -19,8 +19,8 @@ int main()
     mdkv::rung_costs costs;
     costs.rungs    = 2;
     costs.bytes[1] = 256;
-    mdkv::allocate(on, mdkv::in(on, loss, 8, 2, 100000), costs, mdkv::in(on, limit, 1), {},
-        mdkv::out(on, rung, 8, 100000), mdkv::out(on, report, 1));
+    mdkv::allocate(on, {mdkv::in(on, loss, 8, 2, 100000), mdkv::out(on, rung, 8, 100000)}, costs,
+        mdkv::in(on, limit, 1), {}, mdkv::out(on, report, 1));
     std::cout << counting.bytes() << " bytes of scratch\n";
     return counting.bytes() > 0 ? 0 : 1;
 }
