@@ -1,6 +1,5 @@
 // Fitting a layer's key bases: blocked Gram products in registers and eigenvectors of our own, against Eigen's rank
 // update and solver (float; one thread). Llama-3-8B's layer: 8 KV heads, D = 128, f16.
-#include <mdkv/cpu/basis.hpp>
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
@@ -8,6 +7,7 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/tile.hpp>
+#include <mdkv/stages/basis.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -8,8 +8,8 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
+#include <mdkv/stages/basis.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -12,7 +12,6 @@
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/basis.cuh>
 #include <mdkv/gpu/cache.cuh>
 #include <mdkv/gpu/launch.cuh>
 #include <mdkv/gpu/memory.cuh>

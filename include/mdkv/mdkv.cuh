@@ -5,7 +5,6 @@
 
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/basis.cuh>
 #include <mdkv/gpu/cache.cuh>
 #include <mdkv/gpu/memory.cuh>
 #include <mdkv/gpu/score.cuh>

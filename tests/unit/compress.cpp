@@ -2,13 +2,13 @@
 
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/basis.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
 #include <mdkv/recompress.hpp>
 #include <mdkv/stages/allocate.hpp>
+#include <mdkv/stages/basis.hpp>
 #include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/pack.hpp>
 #include <mdkv/stages/pool.hpp>

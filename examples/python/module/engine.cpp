@@ -1,7 +1,7 @@
 // Prompts and caches of one element type, MDKV_PYTHON_ELEMENT: compiled once for each type, side by side.
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/attend.hpp>
-#include <mdkv/cpu/basis.hpp>
+#include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/score.hpp>
 
 #include <algorithm>

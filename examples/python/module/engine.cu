@@ -1,7 +1,7 @@
 // Prompts and caches of one element type, MDKV_PYTHON_ELEMENT, on a CUDA device.
 #include <mdkv/core/types.hpp>
 #include <mdkv/gpu/attend.cuh>
-#include <mdkv/gpu/basis.cuh>
+#include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/score.cuh>
 
 #include <memory>

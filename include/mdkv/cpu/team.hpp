@@ -84,29 +84,29 @@ template <class V>
 /// column_products of detail/columns.hpp in registers: plain loops take several times as long.
 template <std::size_t Sums>
 MDKV_HD void column_products(team const&, float const* const (&direction)[Sums], float const* column, int dim,
-    float (&sum)[Sums][std::size_t{team::lanes}]) noexcept
+    float (&sum)[Sums][std::size_t{team::lanes}], index_t step = 1) noexcept
 {
 #if !defined(__CUDA_ARCH__)
     constexpr int vectors = team::lanes / vector_lanes;
     constexpr int all     = static_cast<int>(Sums);
-    constexpr int step    = all / vectors; // eight sums keep the multiply-add units busy
-    for (int k = 0; k < all; k += step)
+    constexpr int rows    = all / vectors; // eight sums keep the multiply-add units busy
+    for (int k = 0; k < all; k += rows)
     {
-        simd::floats acc[std::size_t{step}][vectors]{};
+        simd::floats acc[std::size_t{rows}][vectors]{};
         for (int d = 0; d < dim; ++d)
         {
             MDKV_UNROLL
-            for (int i = 0; i < step; ++i)
+            for (int i = 0; i < rows; ++i)
             {
                 MDKV_UNROLL
                 for (int v = 0; v < vectors; ++v)
                 {
-                    acc[i][v] += direction[k + i][d] * simd::load(column + d * team::lanes + v * vector_lanes);
+                    acc[i][v] += direction[k + i][d * step] * simd::load(column + d * team::lanes + v * vector_lanes);
                 }
             }
         }
         MDKV_UNROLL
-        for (int i = 0; i < step; ++i)
+        for (int i = 0; i < rows; ++i)
         {
             MDKV_UNROLL
             for (int v = 0; v < vectors; ++v) { simd::store(sum[k + i] + v * vector_lanes, acc[i][v]); }

@@ -92,11 +92,11 @@ MDKV_HD void narrow_columns(Team const& t, int tokens, int coordinates, float co
     });
 }
 
-/// sum[k][l] = sum over d, ascending, of direction[k][d] * column[16 d + l]. A backend whose team has a faster way has an
+/// sum[k][l] = sum over d, ascending, of direction[k][step d] * column[16 d + l]. A backend whose team has a faster way has an
 /// overload of its own, with the same sums.
 template <team Team, std::size_t Sums>
 MDKV_HD void column_products(Team const&, float const* const (&direction)[Sums], float const* column, int dim,
-    float (&sum)[Sums][std::size_t{Team::lanes}])
+    float (&sum)[Sums][std::size_t{Team::lanes}], index_t step = 1)
 {
     for (auto& row : sum)
     {
@@ -106,7 +106,7 @@ MDKV_HD void column_products(Team const&, float const* const (&direction)[Sums],
     {
         for (std::size_t k = 0; k < Sums; ++k)
         {
-            for (int l = 0; l < Team::lanes; ++l) { sum[k][l] += direction[k][d] * column[d * tile_tokens + l]; }
+            for (int l = 0; l < Team::lanes; ++l) { sum[k][l] += direction[k][d * step] * column[d * tile_tokens + l]; }
         }
     }
 }

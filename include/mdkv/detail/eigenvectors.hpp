@@ -1,226 +1,275 @@
-/// \file eigenvectors.hpp: eigenvectors of symmetric matrices, one team a matrix: Householder reflections and implicit QL (arXiv 2603.20616, section 4.1).
+/// \file eigenvectors.hpp: eigenvectors of symmetric matrices, one team a matrix: Jacobi rotations of the rows of a Cholesky factor (arXiv 2603.20616, section 4.1).
 #pragma once
 
+#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/reflections.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
 namespace MDKV_NAMESPACE::detail
 {
 
-/// Eigenvectors of every Gram matrix as rows of `basis`, strongest first, and their energies. The matrix is scaled to unit,
-/// reduced to a tridiagonal one T by reflections, and T diagonalised by QL sweeps with
-/// Wilkinson's shifts: one member computes a sweep's rotations in double, then all apply them to their columns of `basis`.
-/// A matrix that is not finite, or did not converge, gets unit vectors and energies that are NaN.
+/// Eigenvectors of every Gram matrix as rows of `basis`, strongest first, and their energies. Over its largest entry the matrix is
+/// R'R; a rotation of two rows of R leaves that product, and rows that are all orthogonal to each other (one-sided Jacobi) are
+/// eigenvectors as long as the root of their energy. Rotations of disjoint pairs are made side by side, each pair once in a sweep.
+/// A matrix that is not finite gets unit vectors and energies that are NaN.
 template <space S>
 struct eigenvectors
 {
-    static constexpr char const* name     = "eigenbasis";
-    static constexpr index_t sweeps_a_row = 30; // two happen
-    static constexpr double least_unit    = 1e-300;
-    static constexpr double rounding      = 0x1p-48;  // a float's, squared: the most that is left beside the diagonal
-    static constexpr double negligible    = 0x1p-100; // a length whose square is still far from double's least
-    static constexpr float not_a_number   = std::numeric_limits<float>::quiet_NaN();
-    static constexpr double infinite      = std::numeric_limits<double>::infinity();
+    static constexpr char const* name = "eigenbasis";
+    static constexpr index_t sums     = 16;  ///< sums of which a product of two rows is made
+    static constexpr int most_sweeps  = 30;  ///< three to seven happen
+    static constexpr double unit  = 1e-300;  ///< an entry whose reciprocal is finite; smaller energies are 0 in float
+    static constexpr double least = 0x1p-48; ///< a row without as much energy becomes a unit vector with it
+    static constexpr float orthogonal = 0x1p-42F; ///< square of the cosine of two rows that stay: rounding of a float
+    static constexpr double infinite  = std::numeric_limits<double>::infinity();
+    static constexpr double unknown   = std::numeric_limits<double>::quiet_NaN();
 
     view<double const, 3, S> gram;
+    view<double, 3, S> factor; // [H, D, D]  scratch
+    view<float, 3, S> rows;    // [H, D, padded D]  scratch
     view<float, 3, S> basis;
     view<float, 2, S> energy;
 
-    struct sweep
-    {
-        index_t first; ///< rotations first to last - 1 are to be applied
-        index_t last;
-    };
-
-    /// A team's scratch.
-    struct work
+    struct scratch
     {
         carver& cut;
-        index_t n; ///< D
-        reflections steps{cut, n};
-        double* diagonal    = cut.take<double>(n);       // [D]
-        double* beside      = cut.take<double>(n);       // [D] entry i is between rows i and i + 1
-        float* cosine       = cut.take<float>(n);        // [D]
-        float* sine         = cut.take<float>(n);        // [D]
-        std::int32_t* other = cut.take<std::int32_t>(n); // [D] the row that row i is exchanged with
-        sweep* next         = cut.take<sweep>(1);
-        /// [D, padded D] of a thread; a block works in the basis itself
-        float* matrix = cut.take<float>(S == space::host ? n * square_matrix::padded(n) : 0);
+        index_t dim;
+        double* square  = cut.take<double>(dim); // [D]  what is left of the diagonal, -1: nothing; energies
+        float* products = cut.take<float>((dim + 1) / 2 * sums); // [pairs, 16]
+        float* sine     = cut.take<float>((dim + 1) / 2);        // [pairs]  0: the rows stay
+        float* tangent  = cut.take<float>((dim + 1) / 2);        // [pairs]  of half the angle
     };
 
-    [[nodiscard]] index_t scratch_bytes() const { return bytes_of<work>(gram.extent(2)); }
-
-    /// Writes the matrix over the largest entry of its diagonal to `a`. Returns that entry, 0 for a matrix of zeros,
-    /// infinity if an entry is non-finite.
-    template <team Team>
-    [[nodiscard]] MDKV_HD double scale(Team const& t, index_t head, square_matrix const& a) const
-    {
-        double most        = 0;
-        index_t non_finite = 0;
-        for (index_t i = 0; i < a.size; ++i)
-        {
-            double const* const row = gram.row(head, i);
-            for (index_t k = t.rank(); k < a.size; k += t.size()) { non_finite += fabs(row[k]) < infinite ? 0 : 1; }
-            most = row[i] > most ? row[i] : most;
-        }
-        bool const good = t.sum(non_finite) == 0;
-        // Energies below are 0 in float, and the reciprocal must be finite.
-        double const by = good && most >= least_unit ? 1 / most : 0;
-        for (index_t i = 0; i < a.size; ++i)
-        {
-            double const* const row = gram.row(head, i);
-            float* const to         = a.row(i);
-            for (index_t k = t.rank(); k < a.size; k += t.size()) { to[k] = static_cast<float>(row[k] * by); }
-            for (index_t k = a.size + t.rank(); k < a.stride && S == space::host; k += t.size()) { to[k] = 0.0F; }
-        }
-        return !good ? infinite : by > 0 ? most : 0;
-    }
-
-    /// Whether entry i beside the diagonal is as small as rounding: against 1, and against the diagonal next to it.
-    [[nodiscard]] MDKV_HD static bool is_small(work const& w, index_t i)
-    {
-        double const x = w.beside[i];
-        return fabs(x) <= negligible || x * x <= rounding * (fabs(w.diagonal[i]) + fabs(w.diagonal[i + 1]));
-    }
-
-    /// Finds the Givens rotations of the next sweep, for the first block that is not diagonal. Returns the first and last row
-    /// that they span, which are equal if the whole matrix is diagonal.
-    [[nodiscard]] MDKV_HD static sweep givens(work const& w, index_t n)
-    {
-        double* const d = w.diagonal;
-        double* const e = w.beside;
-        index_t first   = 0;
-        for (; first < n - 1 && is_small(w, first); ++first) { e[first] = 0; }
-        index_t last = first;
-        while (last < n - 1 && !is_small(w, last)) { ++last; }
-        if (first == last) { return {first, last}; }
-        if (last < n - 1) { e[last] = 0; }
-        double const slope = (d[first + 1] - d[first]) / (2 * e[first]);
-        double const steep = sqrt(slope * slope + 1);
-        double g           = d[last] - d[first] + e[first] / (slope < 0 ? slope - steep : slope + steep);
-        double sine        = 1;
-        double cosine      = 1;
-        double shift       = 0;
-        for (index_t i = last - 1; i >= first; --i)
-        {
-            double const f = sine * e[i];
-            double const b = cosine * e[i];
-            double const r = sqrt(f * f + g * g);
-            if (i + 1 < last) { e[i + 1] = r; }
-            if (r <= negligible)
-            {
-                d[i + 1] -= shift;
-                return {i + 1, last};
-            }
-            double const by   = 1 / r;
-            sine              = f * by;
-            cosine            = g * by;
-            double const from = d[i + 1] - shift;
-            double const to   = (d[i] - from) * sine + 2 * cosine * b;
-            shift             = sine * to;
-            d[i + 1]          = from + shift;
-            g                 = cosine * to - b;
-            w.cosine[i]       = static_cast<float>(cosine);
-            w.sine[i]         = static_cast<float>(sine);
-        }
-        d[first] -= shift;
-        e[first] = g;
-        return {first, last};
-    }
-
-    /// Makes the tridiagonal matrix diagonal and rotates the rows of `a` alike. False if it did not converge.
-    template <team Team>
-    [[nodiscard]] MDKV_OUTLINE MDKV_HD static bool diagonalise(Team const& t, square_matrix const& a, work const& w)
-    {
-        constexpr int width = block_columns<Team>;
-        for (index_t sweeps = 0; sweeps <= sweeps_a_row * a.size; ++sweeps)
-        {
-            if (t.rank() == 0) { *w.next = givens(w, a.size); }
-            t.sync();
-            sweep const now = *w.next;
-            if (now.first == now.last) { return true; }
-            for (index_t k = t.rank() * width; k < a.size; k += t.size() * width)
-            {
-                float x[std::size_t{width}];
-                float carried[std::size_t{width}];
-                float* row = a.row(now.last) + k;
-                for (int l = 0; l < width; ++l) { carried[l] = row[l]; }
-                for (index_t i = now.last - 1; i >= now.first; --i, row -= a.stride)
-                {
-                    float const c = w.cosine[i];
-                    float const s = w.sine[i];
-                    for (int l = 0; l < width; ++l) { x[l] = (row - a.stride)[l]; }
-                    for (int l = 0; l < width; ++l) { row[l] = s * x[l] + c * carried[l]; }
-                    for (int l = 0; l < width; ++l) { carried[l] = c * x[l] - s * carried[l]; }
-                }
-                for (int l = 0; l < width; ++l) { row[l] = carried[l]; }
-            }
-            t.sync();
-        }
-        return false;
-    }
-
-    /// Writes the basis, directions of the largest energy first, and energies at the matrix's scale.
-    template <team Team>
-    MDKV_OUTLINE MDKV_HD void sort(
-        Team const& t, index_t head, square_matrix const& a, work const& w, double unit) const
-    {
-        for (index_t i = 0; t.rank() == 0 && i < a.size; ++i)
-        {
-            index_t most = i;
-            for (index_t j = i + 1; j < a.size; ++j) { most = w.diagonal[j] > w.diagonal[most] ? j : most; }
-            double const value = w.diagonal[most];
-            w.diagonal[most]   = w.diagonal[i];
-            w.other[i]         = static_cast<std::int32_t>(most);
-            energy(head, i)    = static_cast<float>(value > 0 ? value * unit : 0.0);
-        }
-        t.sync();
-        for (index_t i = 0; i < a.size; ++i)
-        {
-            float* const to         = basis.row(head, i);
-            float* const from       = a.row(w.other[i]);
-            float const* const here = a.row(i);
-            for (index_t k = t.rank(); k < a.size; k += t.size())
-            {
-                float const x = here[k];
-                to[k]         = from[k];
-                from[k]       = x;
-            }
-        }
-    }
+    /// Floats of a row of scratch for n numbers.
+    [[nodiscard]] static constexpr index_t padded(index_t n) noexcept { return (n + sums - 1) / sums * sums; }
+    [[nodiscard]] index_t scratch_bytes() const { return bytes_of<scratch>(gram.extent(2)); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t head) const
     {
         index_t const n = gram.extent(2);
         carver cut      = t.scratch();
-        work const w{cut, n};
-        square_matrix const a = S == space::host ? square_matrix{w.matrix, square_matrix::padded(n), n}
-                                                 : square_matrix{basis.row(head, 0), basis.stride(1), n};
-        double const unit     = scale(t, head, a);
-        bool good             = unit < infinite;
-        if (good)
-        {
-            t.sync();
-            w.steps.tridiagonalise(t, a, w.diagonal, w.beside);
-            w.steps.multiply(t, a);
-            good = diagonalise(t, a, w);
-        }
-        if (good) { return sort(t, head, a, w, unit); }
+        scratch const mine{cut, n};
+        double const most = factorise(t, mine, head);
+        for (int i = 0; i < most_sweeps && sweep(t, mine, head) > 0; ++i) {}
         for (index_t i = 0; i < n; ++i)
         {
-            for (index_t k = t.rank(); k < n; k += t.size()) { basis(head, i, k) = 0.0F; }
-            t.sync();
-            if (t.rank() == 0) { basis(head, i, i) = 1.0F; }
-            if (t.rank() == 0) { energy(head, i) = not_a_number; }
+            double const square = mine.square[i];
+            index_t place       = 0; // the number of stronger rows
+            for (index_t k = 0; k < n; ++k) { place += mine.square[k] > square || (mine.square[k] == square && k < i); }
+            if (t.rank() == 0) { energy(head, place) = static_cast<float>(square * most); }
+            double const by = 1 / sqrt(square);
+            for (index_t k = t.rank(); k < n; k += t.size())
+            {
+                basis(head, place, k) = static_cast<float>(double{rows(head, i, k)} * by);
+            }
         }
     }
+
+private:
+    /// Writes R, of the rows left the one with the largest entry of the diagonal first. Returns what the matrix was divided by,
+    /// NaN if an entry is not finite.
+    template <team Team>
+    [[nodiscard]] MDKV_HD double factorise(Team const& t, scratch const& mine, index_t head) const
+    {
+        index_t const n    = gram.extent(2);
+        double most        = 0;
+        index_t non_finite = 0;
+        for (index_t i = 0; i < n; ++i)
+        {
+            double const* const row = gram.row(head, i);
+            for (index_t k = t.rank(); k < n; k += t.size()) { non_finite += fabs(row[k]) < infinite ? 0 : 1; }
+            most = row[i] > most ? row[i] : most;
+        }
+        bool const good = t.sum(non_finite) == 0;
+        double const by = good && most >= unit ? 1 / most : 0;
+        for (index_t i = 0; i < n; ++i)
+        {
+            for (index_t k = t.rank(); k < n; k += t.size())
+            {
+                factor(head, i, k) = by > 0 ? gram(head, i, k) * by : 0;
+            }
+            if (t.rank() == 0) { mine.square[i] = by > 0 ? gram(head, i, i) * by : 0; }
+        }
+        t.sync();
+        auto const share = share_rows(t, n);
+        for (index_t k = 0; k < n; ++k)
+        {
+            index_t pivot = 0;
+            for (index_t i = 1; i < n; ++i) { pivot = mine.square[i] > mine.square[pivot] ? i : pivot; }
+            double const square     = mine.square[pivot];
+            bool const whole        = square > least;
+            double const root       = sqrt(whole ? square : least);
+            double const* const top = factor.row(head, pivot);
+            for (index_t j = t.rank(); j < rows.extent(2); j += t.size())
+            {
+                bool const left  = whole && j < n && mine.square[j] >= 0;
+                rows(head, k, j) = static_cast<float>(j == pivot ? root : left ? top[j] / root : 0.0);
+            }
+            t.sync();
+            for (index_t i = t.rank(); i < n; i += t.size())
+            {
+                double const rest = whole ? mine.square[i] - top[i] / square * top[i] : mine.square[i];
+                mine.square[i]    = i == pivot || mine.square[i] < 0 ? -1 : rest > 0 ? rest : 0;
+            }
+            for (index_t i = share.row; whole && i < n; i += share.rows)
+            {
+                double* const row     = factor.row(head, i);
+                double const multiple = top[i] / square;
+                for (index_t j = share.column; i != pivot && j < n; j += t.size()) { row[j] -= multiple * top[j]; }
+            }
+            t.sync();
+        }
+        return good ? most : unknown;
+    }
+
+    /// The rows of pair p in a step of a tournament: one place stays, the others move around a circle.
+    struct pair
+    {
+        index_t first, second;
+    };
+    [[nodiscard]] MDKV_HD static pair rows_of(index_t step, index_t p, index_t circle)
+    {
+        index_t const first  = step + p < circle ? step + p : step + p - circle;
+        index_t const second = step < p ? step + circle - p : step - p;
+        return {first, p == 0 ? circle : second};
+    }
+
+    /// Rotates every two rows that are not orthogonal, and finds all energies first; returns how many pairs these were.
+    template <team Team>
+    [[nodiscard]] MDKV_HD index_t sweep(Team const& t, scratch const& mine, index_t head) const
+    {
+        constexpr index_t lanes = Team::lanes;
+        index_t const n         = gram.extent(2);
+        index_t const skipped   = n % 2; // no row is in the place that stays if n is odd: its pair is skipped
+        index_t const circle    = n - 1 + skipped;
+        index_t const pairs     = (n + skipped) / 2;
+        index_t const group     = lanes > 1 ? 16 : pairs; // a CPU's stay in its first cache
+        auto const columns      = share_rows(t, rows.extent(2) / lanes);
+        index_t turned          = 0;
+        for (index_t i = t.rank(); i < n; i += t.size())
+        {
+            double square = 0;
+            for (index_t k = 0; k < n; ++k) { square += double{rows(head, i, k)} * double{rows(head, i, k)}; }
+            mine.square[i] = square;
+        }
+        t.sync();
+        for (index_t step = 0; step < circle; ++step)
+        {
+            for (index_t from = skipped; from < pairs; from += group)
+            {
+                index_t const end = pairs - from < group ? pairs : from + group;
+                multiply(t, mine, head, step, circle, from, end);
+                t.sync();
+                for (index_t p = from + t.rank(); p < end; p += t.size())
+                {
+                    auto const [i, j] = rows_of(step, p, circle);
+                    turned += turn(mine, i, j, p) ? 1 : 0;
+                }
+                t.sync();
+                for (index_t p = from + columns.row; p < end; p += columns.rows)
+                {
+                    auto const [i, j]   = rows_of(step, p, circle);
+                    float const sine    = mine.sine[p];
+                    float const tangent = mine.tangent[p];
+                    float* const x      = rows.row(head, i);
+                    float* const y      = rows.row(head, j);
+                    for (index_t k = columns.column * lanes; sine != 0 && k < rows.extent(2); k += t.size() * lanes)
+                    {
+                        float a[std::size_t{lanes}];
+                        float b[std::size_t{lanes}];
+                        for (index_t l = 0; l < lanes; ++l) { a[l] = x[k + l]; }
+                        for (index_t l = 0; l < lanes; ++l) { b[l] = y[k + l]; }
+                        for (index_t l = 0; l < lanes; ++l) { x[k + l] = a[l] - sine * (b[l] + tangent * a[l]); }
+                        for (index_t l = 0; l < lanes; ++l) { y[k + l] = b[l] + sine * (a[l] - tangent * b[l]); }
+                    }
+                }
+            }
+            t.sync();
+        }
+        return t.sum(turned);
+    }
+
+    /// Finds the 16 sums of which the product of each pair's rows is made.
+    template <team Team>
+    MDKV_HD void multiply(
+        Team const& t, scratch const& mine, index_t head, index_t step, index_t circle, index_t from, index_t end) const
+    {
+        constexpr index_t lanes = Team::lanes;
+        auto const share        = share_rows(t, sums / lanes);
+        for (index_t p = from + share.row; p < end; p += share.rows)
+        {
+            auto const [i, j]    = rows_of(step, p, circle);
+            float const* const x = rows.row(head, i);
+            float const* const y = rows.row(head, j);
+            for (index_t first = share.column * lanes; first < sums; first += t.size() * lanes)
+            {
+                float sum[std::size_t{lanes}]{};
+                for (index_t k = first; k < rows.extent(2); k += sums)
+                {
+                    for (index_t l = 0; l < lanes; ++l) { sum[l] += x[k + l] * y[k + l]; }
+                }
+                for (index_t l = 0; l < lanes; ++l) { mine.products[p * sums + first + l] = sum[l]; }
+            }
+        }
+    }
+
+    /// Finds the rotation of rows i and j, pair p, and their energies behind it. False if they stay.
+    [[nodiscard]] MDKV_HD static bool turn(scratch const& mine, index_t i, index_t j, index_t p)
+    {
+        float* const sum = mine.products + p * sums;
+        for (index_t n = sums / 2; n > 0; n /= 2)
+        {
+            for (index_t l = 0; l < n; ++l) { sum[l] += sum[l + n]; }
+        }
+        auto const first  = static_cast<float>(mine.square[i]);
+        auto const second = static_cast<float>(mine.square[j]);
+        bool const turns  = sum[0] * sum[0] > orthogonal * first * second;
+        mine.sine[p]      = 0;
+        if (!turns) { return false; }
+        float const slope   = (second - first) / (2 * sum[0]);
+        float const tangent = (slope < 0 ? -1.0F : 1.0F) / (fabsf(slope) + sqrtf(slope * slope + 1));
+        float const cosine  = 1 / sqrtf(tangent * tangent + 1);
+        float const moved   = tangent * sum[0];
+        mine.sine[p]        = tangent * cosine;
+        mine.tangent[p]     = tangent * cosine / (1 + cosine);
+        mine.square[i] -= double{moved};
+        mine.square[j] += double{moved};
+        return true;
+    }
 };
+
+/// The body of eigenbasis.
+template <backend B>
+void find_eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
+{
+    using job         = eigenvectors<B::memory_space>;
+    index_t const dim = gram.extent(2);
+    if (B::memory_space == space::host && !dry_run(on))
+    {
+        for (index_t i = 0; i < gram.extent(0) * dim * dim; ++i)
+        {
+            index_t const head = i / (dim * dim);
+            index_t const row  = i / dim % dim;
+            expects(std::isfinite(gram(head, row, i % dim)), "eigenbasis: gram of head ", head, " is not finite at (",
+                row, ", ", i % dim, ")");
+        }
+    }
+    workspace::frame frame{*on.scratch, "eigenbasis"};
+    auto const factor = scratch_view<double>(on, frame, gram.extent(0), dim, dim);
+    auto const rows   = scratch_view<float>(on, frame, gram.extent(0), dim, job::padded(dim));
+    static_cast<void>(frame.ready());
+    if (dim == 0) { return; }
+    run(on, job{gram, factor, rows, basis, energy}, gram.extent(0));
+}
 
 } // namespace MDKV_NAMESPACE::detail

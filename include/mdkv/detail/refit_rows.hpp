@@ -3,9 +3,13 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
 #include <mdkv/detail/columns.hpp>
-#include <mdkv/detail/softmax.hpp>
+#include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/replay/advance.hpp>
 
 #include <cmath>
 #include <cstddef>
@@ -15,7 +19,7 @@ namespace MDKV_NAMESPACE::detail
 
 /// The rows of refit: blocks of tokens by all query heads of a KV head, a block's rows after those of the block before, by query
 /// head, then by token.
-struct refit_rows
+struct refit_blocks
 {
     index_t begin  = 0; ///< the first token of the first block
     index_t apart  = 1; ///< tokens from one block to the next
@@ -23,295 +27,198 @@ struct refit_rows
     index_t last   = 0; ///< the first token of the last block
     index_t group  = 1; ///< G
     index_t each   = 1; ///< tokens of a block that have rows
-    index_t step   = 1; ///< tokens from one of these to the next
+    index_t step   = 0; ///< tokens from one of these to the next
 
-    [[nodiscard]] MDKV_HD constexpr index_t of_block() const noexcept { return group * each; }
-    /// The first token of a block.
-    [[nodiscard]] MDKV_HD constexpr index_t first(index_t block) const noexcept
+    [[nodiscard]] constexpr index_t of_block() const noexcept { return group * each; }
+    [[nodiscard]] constexpr index_t first(index_t block) const noexcept
     {
         return block == blocks - 1 ? last : begin + block * apart;
     }
-    [[nodiscard]] MDKV_HD constexpr index_t token(index_t r) const noexcept
-    {
-        return first(r / of_block()) + r % each * step;
-    }
-    /// Query head of a row in its group, and its query among those of the blocks.
-    [[nodiscard]] MDKV_HD constexpr index_t head(index_t r) const noexcept { return r / each % group; }
-    [[nodiscard]] MDKV_HD constexpr index_t query(index_t r) const noexcept { return r / of_block() * each + r % each; }
 };
 
-/// Queries as rows of floats, times a factor. An item is a KV head.
+/// Makes rows [H, R, D] of queries, times a factor, where they are and turned so that their block begins at token `end`.
+/// \param turned  [H*G, each, D]  scratch
 template <backend B, element U>
-struct scale_rows
+void turn_rows(B const& on, refit_blocks const& shape, in_view<U, 3, B> queries, index_t end,
+    rotary_encoding<B> const& encoding, float factor, out_view<U, 3, B> turned, out_view<float, 3, B> own,
+    out_view<float, 3, B> later)
 {
-    static constexpr char const* name = "refit_queries";
-
-    in_view<U, 3, B> queries; // [H*G, blocks * each, D]
-    refit_rows shape;
-    float factor;
-    out_view<float, 3, B> scaled; // [H, R, D]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    for (index_t b = 0; b < shape.blocks; ++b)
     {
-        auto const mine = share_rows(t, scaled.extent(2));
-        for (index_t r = mine.row; r < scaled.extent(1); r += mine.rows)
+        auto const here = slice<1>(queries, b * shape.each, shape.each);
+        advance(on, here, end - shape.first(b), encoding, turned);
+        for (index_t g = 0; g < shape.group; ++g)
         {
-            U const* const from = queries.row(h * shape.group + shape.head(r), shape.query(r));
-            for (index_t d = mine.column; d < scaled.extent(2); d += t.size())
-            {
-                scaled(h, r, d) = factor * widen(load_at<U>(from + d));
-            }
+            auto const widen_to = [&](in_view<U, 3, B> const& from, out_view<float, 3, B> const& to) {
+                in_view<U, 3, B> const of_head{after(from.data_handle(), g * from.stride(0)),
+                    {to.extent(0), shape.each, from.extent(2)}, {shape.group * from.stride(0), from.stride(1), 1}};
+                auto const rows = slice<1>(to, b * shape.of_block() + g * shape.each, shape.each);
+                run(on, widen_rows<B, U>{of_head, factor, rows});
+            };
+            widen_to(here, own);
+            widen_to(as_input(turned), later);
         }
     }
+}
+
+/// Softmaxes of rows over the keys that they saw so far: outputs are to be divided by the sums.
+template <backend B>
+struct row_states
+{
+    out_view<float, 3, B> outputs; // [H, R, Dv]
+    out_view<float, 2, B> largest; // [H, R]  logit in base 2
+    out_view<float, 2, B> sums;    // [H, R]  of 2^(logit - largest)
+    out_view<float, 2, B> factors; // [H, R]  of the outputs before the last keys
+
+    [[nodiscard]] row_states rows(index_t first, index_t count) const
+    {
+        return {slice<1>(outputs, first, count), slice<1>(largest, first, count), slice<1>(sums, first, count),
+            slice<1>(factors, first, count)};
+    }
+    /// States of R rows of H heads in scratch memory.
+    [[nodiscard]] static row_states take(B const& on, workspace::frame& frame, index_t H, index_t R, index_t Dv)
+    {
+        auto const numbers = [&] { return scratch_view<float>(on, frame, H, R); };
+        return {scratch_view<float>(on, frame, H, R, Dv), numbers(), numbers(), numbers()};
+    }
+    /// No keys seen, and a largest logit below any; for all rows.
+    void clear(B const& on) const
+    {
+        index_t const rows = sums.extent(0) * sums.extent(1);
+        run(on, fill<float>{outputs.data_handle(), 0.0F, rows * outputs.extent(2)});
+        run(on, fill<float>{sums.data_handle(), 0.0F, rows});
+        run(on, fill<float>{largest.data_handle(), -1e30F, rows});
+    }
 };
 
-/// Outputs of rows over some keys, and the log-sum-exps of their logits in base 2. An item is a panel of rows of a head.
-template <backend B, element T, element V>
-struct attend_rows
+/// Makes weights of rows' logits for more keys, and takes them into the rows' states. An item is a row of a head.
+template <backend B>
+struct soften_rows
 {
-    static constexpr char const* name = "refit_attend";
-    static constexpr int threads      = 128;
-    static constexpr int tile         = tile_tokens;
-    static constexpr int block        = 2 * tile;   ///< keys at a time
-    static constexpr int panel        = 64;         ///< rows of an item
-    static constexpr int sums         = 8;          ///< rows whose products are found side by side
-    static constexpr float lowest     = -1e30F;     ///< below any logit; their differences are numbers
-    static constexpr float hidden     = 2 * lowest; ///< logit of a key that is not seen
+    static constexpr char const* name = "refit_soften";
+    static constexpr int threads      = 64;
+    static constexpr int partial      = 16; ///< sums that are added up in order
 
-    in_view<T, 3, B> keys;         // [H, S, D]
-    in_view<V, 3, B> values;       // [H, S, Dv]
-    in_view<float, 3, B> queries;  // [H, R, D]  from scale_rows
+    out_view<float, 3, B> logits; // [H, R, n]
+    row_states<B> states;
     in_view<index_t, 1, B> counts; // [H]  keys of each head; or empty: all
-    refit_rows shape;
-    bool beside;                   // a row sees its block up to itself, and no other tokens
-    out_view<float, 3, B> outputs; // [H, R, Dv]  zeros if a row sees no key
-    out_view<float, 2, B> lse;     // [H, R]
+    index_t from;                  // number of the first key
+    refit_blocks shape;            // row r of a block sees keys up to its own, (r % each) * step; step 0: all
 
     struct scratch
     {
         carver& cut;
-        index_t dim, value_dim;
-        float* columns = cut.take<float>(dim * block);                                  // [2, D, 16]  keys
-        float* lines   = cut.take<float>((value_dim + tile - 1) / tile * tile * block); // [Dv / 16, 32, 16]  values
-        float* weights = cut.take<float>(panel * block);                                // [64, 32]  logits, then powers
-        float* largest = cut.take<float>(panel);                                        // [64]
-        float* sum     = cut.take<float>(panel);                                        // [64]
-        float* factor  = cut.take<float>(panel);                                        // [64]
+        float* sums = cut.take<float>(partial);
     };
 
-    [[nodiscard]] MDKV_HD index_t panels() const noexcept { return (queries.extent(1) + panel - 1) / panel; }
-    [[nodiscard]] index_t items() const noexcept { return queries.extent(0) * panels(); }
-    [[nodiscard]] index_t scratch_bytes() const noexcept
-    {
-        return bytes_of<scratch>(queries.extent(2), outputs.extent(2));
-    }
+    [[nodiscard]] index_t items() const noexcept { return logits.extent(0) * logits.extent(1); }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const h     = item / panels();
-        index_t const first = item % panels() * panel;
-        auto const rows     = static_cast<int>(queries.extent(1) - first < panel ? queries.extent(1) - first : panel);
-        auto const dim      = static_cast<int>(queries.extent(2));
-        auto const out      = static_cast<int>(outputs.extent(2));
-        carver cut          = t.scratch();
-        scratch const mine{cut, dim, out};
-        for (int r = member(t); r < rows; r += members(t))
-        {
-            mine.largest[r] = lowest;
-            mine.sum[r]     = 0;
-        }
-        for (int i = member(t); i < rows * out; i += members(t)) { outputs(h, first + i / out, i % out) = 0; }
-        for (int i = member(t); i < dim * block; i += members(t)) { mine.columns[i] = 0; }
-        index_t begin = beside ? keys.extent(1) : 0;
-        index_t end   = beside ? 0 : counts.empty() ? keys.extent(1) : counts(h);
-        for (int r = 0; beside && r < rows; ++r)
-        {
-            auto const [from, to] = seen(h, first + r);
-            begin                 = from < begin ? from : begin;
-            end                   = to > end ? to : end;
-        }
-        for (index_t at = begin; at < end; at += block)
-        {
-            attend(t, mine, h, first, rows, at, static_cast<int>(end - at < block ? end - at : block));
-        }
-        t.sync();
-        for (int r = member(t); r < rows; r += members(t))
-        {
-            bool const any    = mine.sum[r] > 0;
-            mine.factor[r]    = any ? 1 / mine.sum[r] : 0.0F;
-            lse(h, first + r) = any ? mine.largest[r] + log2f(mine.sum[r]) : empty_lse;
-        }
-        t.sync();
-        for (int i = member(t); i < rows * out; i += members(t))
-        {
-            outputs(h, first + i / out, i % out) *= mine.factor[i / out];
-        }
-    }
-
-private:
-    struct range
-    {
-        index_t begin, end;
-    };
-    [[nodiscard]] MDKV_HD range seen(index_t h, index_t r) const
-    {
-        if (!beside) { return {0, counts.empty() ? keys.extent(1) : counts(h)}; }
-        return {shape.first(r / shape.of_block()), shape.token(r) + 1};
-    }
-
-    template <team Team>
-    MDKV_HD void attend(
-        Team const& t, scratch const& mine, index_t h, index_t first, int rows, index_t at, int count) const
-    {
         constexpr int lanes = Team::lanes;
-        constexpr int parts = tile / lanes; // parts of a column
-        auto const dim      = static_cast<int>(queries.extent(2));
-        auto const out      = static_cast<int>(outputs.extent(2));
-        int const panels_of = (rows + sums - 1) / sums;
-        t.sync();
-        for (int i = 0; i < block / tile; ++i)
+        index_t const h     = item / logits.extent(1);
+        index_t const r     = item % logits.extent(1);
+        float* const x      = logits.row(h, r);
+        auto const keys     = static_cast<int>(logits.extent(2));
+        int const all       = (keys + partial - 1) / partial * partial; // logits have room for weights of 0
+        index_t const last  = shape.step > 0   ? r % shape.each * shape.step + 1
+                              : counts.empty() ? from + keys
+                                               : counts(h);
+        auto const seen     = static_cast<int>(last - from < keys ? last - from : keys);
+        carver cut          = t.scratch();
+        scratch const mine{cut};
+        float const before = states.largest(h, r);
+        float part[std::size_t{lanes}];
+        for (int l = 0; l < lanes; ++l) { part[l] = before; }
+        for (int i = member(t) * lanes; i < seen; i += members(t) * lanes)
         {
-            int const here = count - i * tile < 0 ? 0 : count - i * tile < tile ? count - i * tile : tile;
-            widen_columns(
-                t, here, dim, [&](int k) { return keys.row(h, at + i * tile + k); }, mine.columns + i * dim * tile);
+            for (int l = 0; l < lanes; ++l) { part[l] = i + l < seen ? larger(part[l], x[i + l]) : part[l]; }
         }
-        int const lines_of = (out + tile - 1) / tile;
-        for (int i = member(t); i < block * lines_of * parts; i += members(t))
+        for (float const most : part) { part[0] = larger(part[0], most); }
+        float const top = t.largest(part[0]);
+        for (int i = member(t) * lanes; i < all; i += members(t) * lanes)
         {
-            int const k     = i / (lines_of * parts);
-            int const c     = i % (lines_of * parts) * lanes;
-            float* const to = mine.lines + (c / tile * block + k) * tile + c % tile;
-            float x[std::size_t{lanes}]{};
-            V const* const from = k < count ? values.row(h, at + k) + c : nullptr;
-            if (from != nullptr && c + lanes <= out) { widen_lanes(t, from, x); }
-            for (int l = 0; from != nullptr && c + lanes > out && c + l < out; ++l)
-            {
-                x[l] = widen(load_at<V>(from + l));
-            }
-            for (int l = 0; l < lanes; ++l) { to[l] = x[l]; }
-        }
-        t.sync();
-        for (int i = member(t); i < panels_of * (block / tile) * parts; i += members(t))
-        {
-            int const r      = i / (block / tile * parts) * sums;
-            int const column = i % (block / tile * parts) * lanes;
-            float const* row[sums]{};
-            for (int k = 0; k < sums; ++k) { row[k] = queries.row(h, first + (r + k < rows ? r + k : r)); }
-            float product[sums][std::size_t{lanes}];
-            column_products(t, row, mine.columns + column / tile * dim * tile + column % tile, dim, product);
-            for (int k = 0; k < sums && r + k < rows; ++k)
-            {
-                for (int l = 0; l < lanes; ++l) { mine.weights[(r + k) * block + column + l] = product[k][l]; }
-            }
+            float power[std::size_t{lanes}];
+            for (int l = 0; l < lanes; ++l) { power[l] = i + l < seen ? x[i + l] - top : -1000.0F; }
+            powers_of_two(t, power, x + i);
         }
         t.sync();
-        for (int r = member(t); r < rows; r += members(t)) { weigh(t, mine, h, first, r, at, count); }
+        for (int first = member(t) * lanes; first < partial; first += members(t) * lanes)
+        {
+            float sum[std::size_t{lanes}]{};
+            for (int i = first; i < all; i += partial)
+            {
+                for (int l = 0; l < lanes; ++l) { sum[l] += x[i + l]; }
+            }
+            for (int l = 0; l < lanes; ++l) { mine.sums[first + l] = sum[l]; }
+        }
         t.sync();
-        for (int i = member(t); i < panels_of * lines_of * parts; i += members(t))
-        {
-            int const r      = i / (lines_of * parts) * sums;
-            int const column = i % (lines_of * parts) * lanes;
-            float const* row[sums]{};
-            for (int k = 0; k < sums; ++k) { row[k] = mine.weights + (r + k < rows ? r + k : r) * block; }
-            float product[sums][std::size_t{lanes}];
-            column_products(t, row, mine.lines + column / tile * block * tile + column % tile, block, product);
-            for (int k = 0; k < sums && r + k < rows; ++k)
-            {
-                float* const to = outputs.row(h, first + r + k) + column;
-                for (int l = 0; l < lanes && column + l < out; ++l)
-                {
-                    to[l] = to[l] * mine.factor[r + k] + product[k][l];
-                }
-            }
-        }
-    }
-
-    /// Makes weights of a row's logits, and the factor of all before them.
-    template <team Team>
-    MDKV_HD void weigh(Team const& t, scratch const& mine, index_t h, index_t first, int r, index_t at, int count) const
-    {
-        constexpr int lanes = tile;
-        auto const visible  = seen(h, first + r);
-        index_t const begin = visible.begin - at;
-        index_t const left  = visible.end - at;
-        auto const end      = static_cast<int>(left < count ? left : count);
-        float* const logits = mine.weights + r * block;
-        for (int k = 0; k < block && k < begin; ++k) { logits[k] = hidden; }
-        for (int k = end < 0 ? 0 : end; k < block; ++k) { logits[k] = hidden; }
-        float part[lanes];
-        for (int l = 0; l < lanes; ++l) { part[l] = mine.largest[r]; }
-        for (int k = 0; k < block; k += lanes)
-        {
-            for (int l = 0; l < lanes; ++l) { part[l] = larger(part[l], logits[k + l]); }
-        }
-        float top = part[0];
-        for (int l = 1; l < lanes; ++l) { top = larger(top, part[l]); }
-        float sum[lanes]{};
-        for (int k = 0; k < block; k += lanes)
-        {
-            for (int l = 0; l < lanes; l += Team::lanes)
-            {
-                float x[std::size_t{Team::lanes}];
-                for (int i = 0; i < Team::lanes; ++i) { x[i] = logits[k + l + i] - top; }
-                powers_of_two(t, x, logits + k + l);
-            }
-            for (int l = 0; l < lanes; ++l) { sum[l] += logits[k + l]; }
-        }
-        float all = 0;
-        for (float const x : sum) { all += x; }
-        mine.factor[r]  = exp2f(mine.largest[r] - top);
-        mine.sum[r]     = mine.sum[r] * mine.factor[r] + all;
-        mine.largest[r] = top;
+        if (t.rank() != 0) { return; }
+        float sum = 0;
+        for (int i = 0; i < partial; ++i) { sum += mine.sums[i]; }
+        float const by       = exp2f(before - top);
+        states.factors(h, r) = by;
+        states.sums(h, r)    = states.sums(h, r) * by + sum;
+        states.largest(h, r) = top;
     }
 };
 
-/// Finds what rows' outputs over the packed cache lack to those over the whole one, tokens beside them included in both, and
-/// the log-sum-exps of the former. An item is a head.
+/// Takes more keys and values into rows' states. See soften_rows.
+/// \param logits  [H, R, panel_depth] or more  scratch
+template <backend B, element T>
+void attend_more(B const& on, in_view<float, 3, B> rows, in_view<T, 3, B> keys, in_view<T, 3, B> values,
+    in_view<index_t, 1, B> counts, refit_blocks const& shape, out_view<float, 3, B> logits, row_states<B> const& states)
+{
+    for_pieces(keys.extent(1), [&](index_t at, index_t count) {
+        auto const here = slice<2>(slice<1>(logits, 0, rows.extent(1)), 0, count);
+        multiply<B, T, float>(on, {rows}, {slice<1>(keys, at, count)}, {here}, {counts, at});
+        run(on, soften_rows<B>{here, states, counts, at, shape});
+        multiply<B, T, float>(on, {as_input(here)}, {slice<1>(values, at, count), true},
+            {.to = states.outputs, .add = true, .factors = as_input(states.factors)}, {counts, at, true});
+    });
+}
+
+/// Takes the keys of each row's own block, up to its own, into rows' states.
+template <backend B, element T>
+void attend_beside(B const& on, refit_blocks const& shape, in_view<float, 3, B> rows, in_view<T, 3, B> keys,
+    in_view<T, 3, B> values, index_t span, out_view<float, 3, B> logits, row_states<B> const& states)
+{
+    index_t const count = shape.of_block();
+    for (index_t b = 0; b < shape.blocks; ++b)
+    {
+        attend_more<B, T>(on, slice<1>(rows, b * count, count), slice<1>(keys, shape.first(b), span),
+            slice<1>(values, shape.first(b), span), {}, shape, logits, states.rows(b * count, count));
+    }
+}
+
+/// Finds what rows' outputs over the packed cache lack to those over the whole one, and the log-sum-exps of the former in base
+/// 2. An item is a row of a head.
 template <backend B>
 struct miss_rows
 {
     static constexpr char const* name = "refit_miss";
+    static constexpr int threads      = 64;
 
-    in_view<float, 3, B> whole, packed, beside;             // [H, R, Dv]
-    in_view<float, 2, B> whole_lse, packed_lse, beside_lse; // [H, R]
-    out_view<float, 4, B> missing;                          // [H, Dv / 16, R, 16]
-    out_view<float, 2, B> lse;                              // [H, R]
-    out_view<float, 2, B> shares_of;                        // [H, R]  of the packed cache in a row's softmax
+    row_states<B> whole, packed;
+    out_view<float, 3, B> missing; // [H, R, Dv]
+    out_view<float, 2, B> lse;     // [H, R]
+
+    [[nodiscard]] index_t items() const noexcept { return missing.extent(0) * missing.extent(1); }
 
     template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const out = whole.extent(2);
-        for (index_t r = t.rank(); r < whole.extent(1); r += t.size())
+        index_t const h    = item / missing.extent(1);
+        index_t const r    = item % missing.extent(1);
+        float const of_all = 1 / whole.sums(h, r);
+        float const kept   = 1 / packed.sums(h, r);
+        for (index_t d = t.rank(); d < missing.extent(2); d += t.size())
         {
-            auto const all  = merge(whole_lse(h, r), beside_lse(h, r));
-            auto const kept = merge(packed_lse(h, r), beside_lse(h, r));
-            lse(h, r)       = kept.total;
-            shares_of(h, r) = kept.first;
-            for (index_t d = 0; d < out; ++d)
-            {
-                missing(h, d / tile_tokens, r, d % tile_tokens) = all.first * whole(h, r, d)
-                                                                  - kept.first * packed(h, r, d)
-                                                                  + (all.second - kept.second) * beside(h, r, d);
-            }
+            missing(h, r, d) = whole.outputs(h, r, d) * of_all - packed.outputs(h, r, d) * kept;
         }
-    }
-
-private:
-    struct shares
-    {
-        float first, second, total;
-    };
-    [[nodiscard]] MDKV_HD static shares merge(float a, float b)
-    {
-        if (b == empty_lse) { return {1, 0, a}; }
-        if (a == empty_lse) { return {0, 1, b}; }
-        float const top = a < b ? b : a;
-        float const x   = exp2f(a - top);
-        float const y   = exp2f(b - top);
-        return {x / (x + y), y / (x + y), top + log2f(x + y)};
+        if (t.rank() == 0) { lse(h, r) = packed.largest(h, r) + log2f(packed.sums(h, r)); }
     }
 };
 

@@ -4,6 +4,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/columns.hpp>
+#include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -125,174 +126,98 @@ private:
 
 /// The cluster of every dropped token (a seed's own cluster, any other token's nearest seed), the attention that all rows would
 /// give the token, and the attention of each row to each cluster. An item is a strip of a head.
-template <backend B, element T>
+template <backend B>
 struct attend_dropped
 {
     static constexpr char const* name = "attend_dropped";
     static constexpr int threads      = 128;
-    static constexpr int tile         = tile_tokens;
-    static constexpr index_t tiles    = 16;  ///< tiles of a strip
-    static constexpr int sums         = 8;   ///< products of rows at a time
-    static constexpr int block        = 128; ///< rows, or seeds, whose products are in scratch at a time
+    static constexpr int strip        = 256; ///< tokens
 
-    in_view<T, 3, B> keys;
-    in_view<std::uint8_t, 2, B> rungs;
-    in_view<index_t, 2, B> seed_slots;     // from choose_seeds
-    in_view<float, 3, B> seeds;            // from choose_seeds
-    in_view<float, 3, B> queries;          // from scale_queries
-    index_t first_query, each;             // row r sees tokens up to first_query + r % each
-    out_view<std::int32_t, 2, B> clusters; // [H, N]
-    out_view<float, 2, B> weights;         // [H, N]
+    in_view<float, 3, B> products;     // [H, M, n]  of seeds and keys
+    out_view<float, 3, B> attention;   // [H, G * Q, n]  products of rows and keys, overwritten; room for whole tiles
+    in_view<std::uint8_t, 2, B> rungs; // [H, n]
+    in_view<index_t, 2, B> seed_slots; // from choose_seeds
+    in_view<float, 3, B> seeds;        // from choose_seeds
+    in_view<float, 3, B> queries;      // from scale_queries
+    index_t from;                      // number of the first token
+    index_t first_query, each;         // row r sees tokens up to first_query + r % each
+    out_view<std::int32_t, 2, B> clusters; // [H, n]
+    out_view<float, 2, B> weights;         // [H, n]
     out_view<float, 4, B> shares;          // [H, strips, M, G * Q]
 
-    struct scratch
-    {
-        carver& cut;
-        index_t dim;
-        float* columns        = cut.take<float>(dim * tile);   // [D, 16]  keys
-        float* attention      = cut.take<float>(block * tile); // [rows, 16], before that products [seeds, 16]
-        double* sums          = cut.take<double>(tile);        // [16]  over the rows
-        float* least          = cut.take<float>(tile); // [16]  half the squared distance to the nearest seed so far
-        std::int32_t* cluster = cut.take<std::int32_t>(tile); // [16]
-    };
-
-    [[nodiscard]] static index_t strips(index_t tokens) noexcept
-    {
-        return (tokens + tiles * tile - 1) / (tiles * tile);
-    }
-    [[nodiscard]] index_t items() const noexcept { return keys.extent(0) * strips(keys.extent(1)); }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(keys.extent(2)); }
+    [[nodiscard]] MDKV_HD static index_t strips(index_t tokens) noexcept { return (tokens + strip - 1) / strip; }
+    [[nodiscard]] index_t items() const noexcept { return shares.extent(0) * shares.extent(1); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
+        constexpr int lanes = Team::lanes;
         index_t const h     = item / shares.extent(1);
-        index_t const strip = item % shares.extent(1);
-        index_t const rows  = shares.extent(3);
-        carver cut          = t.scratch();
-        scratch const memory{cut, keys.extent(2)};
-        for (index_t j = 0; j < shares.extent(2); ++j)
+        index_t const s     = item % shares.extent(1);
+        index_t const first = s * strip;
+        index_t const rows  = attention.extent(1);
+        index_t const dim   = queries.extent(2) - 1;
+        auto const count    = static_cast<int>(rungs.extent(1) - first < strip ? rungs.extent(1) - first : strip);
+        std::int32_t* const cluster = clusters.row(h) + first;
+        for (int i = member(t); i < count; i += members(t))
         {
-            for (index_t r = t.rank(); r < rows; r += t.size()) { shares(h, strip, j, r) = 0; }
+            cluster[i] = rungs(h, first + i) == 0 ? nearest(h, first + i) : no_cluster;
         }
-        for (index_t i = 0; i < tiles; ++i)
+        t.sync();
+        for (index_t r = 0; r < rows; ++r)
         {
-            index_t const first = (strip * tiles + i) * tile;
-            index_t const left  = keys.extent(1) - first;
-            if (left <= 0) { break; }
-            attend(t, memory, h, strip, first, static_cast<int>(left < tile ? left : tile));
+            float* const x     = attention.row(h, r) + first;
+            float const total  = queries(h, r, dim); // log-sum-exp of all keys that the row sees
+            index_t const last = first_query + r % each - from - first;
+            for (int i = member(t) * lanes; i < count; i += members(t) * lanes)
+            {
+                float power[std::size_t{lanes}];
+                for (int l = 0; l < lanes; ++l)
+                {
+                    bool const seen = i + l < count && i + l <= last && cluster[i + l] != no_cluster;
+                    power[l]        = !seen ? -1000.0F : x[i + l] < total ? x[i + l] - total : 0.0F;
+                }
+                powers_of_two(t, power, x + i);
+            }
+        }
+        t.sync();
+        for (int i = member(t) * lanes; i < count; i += members(t) * lanes)
+        {
+            double sum[std::size_t{lanes}]{};
+            for (index_t r = 0; r < rows; ++r)
+            {
+                float const* const x = attention.row(h, r) + first + i;
+                for (int l = 0; l < lanes; ++l) { sum[l] += double{x[l]}; }
+            }
+            for (int l = 0; l < lanes && i + l < count; ++l) { weights(h, first + i + l) = static_cast<float>(sum[l]); }
+        }
+        for (index_t r = t.rank(); r < rows; r += t.size())
+        {
+            float* const share = shares.row(h, s, 0) + r;
+            for (index_t j = 0; j < shares.extent(2); ++j) { share[j * rows] = 0; }
+            for (int i = 0; i < count; ++i)
+            {
+                if (cluster[i] != no_cluster) { share[cluster[i] * rows] += attention(h, r, first + i); }
+            }
         }
     }
 
 private:
-    template <team Team>
-    MDKV_HD void attend(Team const& t, scratch const& memory, index_t h, index_t strip, index_t first, int count) const
+    /// The cluster of a token, whose half squared distance to a seed is |k|^2 / 2 - k.s + |s|^2 / 2. A seed is in its own
+    /// cluster, so that no cluster is empty even if keys are equal.
+    [[nodiscard]] MDKV_HD std::int32_t nearest(index_t h, index_t i) const
     {
-        auto const dim     = static_cast<int>(keys.extent(2));
-        index_t const rows = shares.extent(3);
-        t.sync();
-        for (int i = member(t); i < dim * tile; i += members(t)) { memory.columns[i] = 0; }
-        t.sync();
-        widen_columns(
-            t, count, dim, [&](int i) { return keys.row(h, first + i); }, memory.columns);
-        t.sync();
-        bool any = false;
-        for (int i = 0; i < count; ++i) { any = any || rungs(h, first + i) == 0; }
-        for (int i = member(t); i < tile; i += members(t))
+        std::int32_t cluster = no_cluster;
+        float least          = 0;
+        for (index_t j = 0; j < products.extent(1) && seed_slots(h, j) >= 0; ++j)
         {
-            memory.sums[i]    = 0;
-            memory.cluster[i] = no_cluster;
+            if (seed_slots(h, j) == from + i) { return static_cast<std::int32_t>(j); }
+            float const distance = seeds(h, j, seeds.extent(2) - 1) - products(h, j, i);
+            if (cluster != no_cluster && !(distance < least)) { continue; }
+            least   = distance;
+            cluster = static_cast<std::int32_t>(j);
         }
-        for (index_t from = 0; any && from < seeds.extent(1); from += block)
-        {
-            index_t const left = seeds.extent(1) - from;
-            auto const here    = static_cast<int>(left < block ? left : block);
-            multiply(t, memory, seeds, h, from, here, [&](int j, int column, float const*, auto const& product) {
-                for (int l = 0; l < Team::lanes; ++l) { memory.attention[j * tile + column + l] = product[l]; }
-            });
-            t.sync();
-            for (int i = member(t); i < count; i += members(t))
-            {
-                if (rungs(h, first + i) == 0) { join_nearest(memory, h, first + i, i, from, here); }
-            }
-            t.sync();
-        }
-        for (int i = member(t); i < count; i += members(t)) { clusters(h, first + i) = memory.cluster[i]; }
-        t.sync();
-        for (index_t from = 0; any && from < rows; from += block)
-        {
-            auto const here = static_cast<int>(rows - from < block ? rows - from : block);
-            multiply(t, memory, queries, h, from, here, [&](int r, int column, float const* row, auto const& product) {
-                index_t const last = first_query + (from + r) % each;
-                float const total  = row[dim]; // log-sum-exp of all keys that the row sees
-                float power[Team::lanes];
-                for (int l = 0; l < Team::lanes; ++l)
-                {
-                    bool const seen = memory.cluster[column + l] != no_cluster && first + column + l <= last;
-                    float const x   = product[l] - total;
-                    power[l]        = !seen ? -1000.0F : x < 0.0F ? x : 0.0F;
-                }
-                powers_of_two(t, power, memory.attention + r * tile + column);
-            });
-            t.sync();
-            for (int r = 0; r < here; ++r)
-            {
-                for (int i = member(t); i < tile; i += members(t))
-                {
-                    memory.sums[i] += double{memory.attention[r * tile + i]};
-                }
-            }
-            for (int r = member(t); r < here; r += members(t))
-            {
-                float* const share = shares.row(h, strip, 0) + from + r;
-                for (int i = 0; i < tile; ++i)
-                {
-                    if (memory.cluster[i] != no_cluster)
-                    {
-                        share[memory.cluster[i] * rows] += memory.attention[r * tile + i];
-                    }
-                }
-            }
-            t.sync();
-        }
-        for (int i = member(t); i < count; i += members(t))
-        {
-            weights(h, first + i) = static_cast<float>(memory.sums[i]);
-        }
-    }
-
-    /// Multiplies the tile's keys by rows [from, from + count) of a head; calls take(row's number, column, row, products).
-    template <team Team, class Take>
-    MDKV_HD void multiply(Team const& t, scratch const& memory, in_view<float, 3, B> const& all, index_t h,
-        index_t from, int count, Take const& take) const
-    {
-        constexpr int vectors = tile / Team::lanes; // vectors of a column
-        auto const dim        = static_cast<int>(keys.extent(2));
-        for (int i = member(t); i < (count + sums - 1) / sums * vectors; i += members(t))
-        {
-            int const r      = i / vectors * sums;
-            int const column = i % vectors * Team::lanes;
-            float const* row[sums]{};
-            for (int k = 0; k < sums; ++k) { row[k] = all.row(h, from + (r + k < count ? r + k : r)); }
-            float product[sums][Team::lanes];
-            column_products(t, row, memory.columns + column, dim, product);
-            for (int k = 0; k < sums && r + k < count; ++k) { take(r + k, column, row[k], product[k]); }
-        }
-    }
-
-    /// Puts token i of the tile in the cluster of the nearest of `count` seeds, if none before `from` is as near. Half the
-    /// squared distance is |k|^2 / 2 - k.s + |s|^2 / 2. A seed is in its own cluster, so that no cluster is empty even if keys
-    /// are equal.
-    MDKV_HD void join_nearest(scratch const& memory, index_t h, index_t token, int i, index_t from, int count) const
-    {
-        for (int j = 0; j < count && seed_slots(h, from + j) >= 0; ++j)
-        {
-            float const distance = seeds(h, from + j, keys.extent(2)) - memory.attention[j * tile + i];
-            bool const own       = seed_slots(h, from + j) == token;
-            if (!own && memory.cluster[i] != no_cluster && !(distance < memory.least[i])) { continue; }
-            memory.least[i]   = own ? -INFINITY : distance;
-            memory.cluster[i] = static_cast<std::int32_t>(from + j);
-        }
+        return cluster;
     }
 };
 

@@ -240,7 +240,7 @@ struct reader_work
             run(on, copy_rows<B, double>{as_input(all), gram});
             run(on, whiten<B>{gram, whitener}, H);
             run(on, add_leverage_mass<B>{as_input(all), as_input(whitener), after(mass.data_handle(), l * H)}, H);
-            run(on, add_squares<B, T>{as_input(keys), as_input(whitener), leverages});
+            add_leverages(on, as_input(keys), as_input(whitener), leverages);
         }
         // The factor's limit is that of `balance` for the whole prompt.
         double const most = 0x1p127

@@ -1,14 +1,13 @@
 /// \file leverage.hpp: add_leverage: how far each token's key stands out among its head's (arXiv 2507.08143).
 #pragma once
 
-#include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/columns.hpp>
+#include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/stages/basis.hpp>
 
@@ -88,79 +87,59 @@ struct whiten
     }
 };
 
-/// Sums |W x|^2, each rounded to a unit, over the heads. An item is a tile of tokens.
-template <backend B, element T>
+/// Adds up |W x|^2, each rounded to a unit, over the heads. An item is a stretch of tokens.
+template <backend B>
 struct add_squares
 {
     static constexpr char const* name = "add_leverage";
     static constexpr int threads      = 128;
-    static constexpr int tile         = tile_tokens;
-    static constexpr int rows         = 8; ///< rows of W at a time
+    static constexpr index_t stretch  = 64;
 
-    in_view<T, 3, B> keys;
-    in_view<float, 3, B> whitener;
+    in_view<float, 3, B> products; // [H, D, n]  W x; a team's lanes may be read behind the last
     out_view<leverage_sum, 1, B> sums;
 
-    struct scratch
-    {
-        carver& cut;
-        index_t dim;
-        float* columns  = cut.take<float>(dim * tile);                      // [D, 16]  keys
-        double* squares = cut.take<double>((dim + rows - 1) / rows * tile); // [D / 8, 16]  sums over eight rows of W
-        leverage_sum* totals = cut.take<leverage_sum>(tile);                // [16]
-    };
-
-    [[nodiscard]] index_t items() const noexcept { return (keys.extent(1) + tile - 1) / tile; }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(keys.extent(2)); }
+    [[nodiscard]] index_t items() const noexcept { return (sums.extent(0) + stretch - 1) / stretch; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        constexpr int lanes   = Team::lanes;
-        constexpr int vectors = tile / lanes; // vectors of a column
-        index_t const first   = item * tile;
-        auto const count      = static_cast<int>(keys.extent(1) - first < tile ? keys.extent(1) - first : tile);
-        auto const dim        = static_cast<int>(keys.extent(2));
-        int const row_blocks  = (dim + rows - 1) / rows;
-        carver cut            = t.scratch();
-        scratch const memory{cut, dim};
-        for (int i = member(t); i < tile; i += members(t)) { memory.totals[i] = 0; }
-        for (int i = member(t); i < dim * tile; i += members(t)) { memory.columns[i] = 0; } // padding tokens are 0
-        for (index_t h = 0; h < keys.extent(0); ++h)
+        constexpr int lanes = Team::lanes;
+        index_t const left  = sums.extent(0) - item * stretch;
+        auto const end      = static_cast<int>(left < stretch ? left : stretch);
+        for (int i = member(t) * lanes; i < end; i += members(t) * lanes)
         {
-            t.sync();
-            widen_columns(
-                t, count, dim, [&](int i) { return keys.row(h, first + i); }, memory.columns);
-            t.sync();
-            for (int i = member(t); i < row_blocks * vectors; i += members(t))
+            index_t const first = item * stretch + i;
+            int const count     = end - i < lanes ? end - i : lanes;
+            for (index_t h = 0; h < products.extent(0); ++h)
             {
-                int const j = i / vectors * rows;
-                float const* direction[rows]{};
-                for (int k = 0; k < rows; ++k) { direction[k] = whitener.row(h, j + k < dim ? j + k : j); }
-                float product[rows][std::size_t{lanes}];
-                column_products(
-                    t, direction, memory.columns + i % vectors * lanes, j + rows < dim ? j + rows : dim, product);
                 double square[std::size_t{lanes}]{};
-                for (int k = 0; k < rows && j + k < dim; ++k)
+                for (index_t d = 0; d < products.extent(1); ++d)
                 {
-                    for (int l = 0; l < lanes; ++l) { square[l] += double{product[k][l] * product[k][l]}; }
+                    float const* const x = products.row(h, d) + first;
+                    for (int l = 0; l < lanes; ++l) { square[l] += double{x[l] * x[l]}; }
                 }
-                for (int l = 0; l < lanes; ++l) { memory.squares[i * lanes + l] = square[l]; }
+                for (int l = 0; l < count; ++l)
+                {
+                    sums(first + l) = sum_of_leverages(sums(first + l), leverage_sum_of(square[l]));
+                }
             }
-            t.sync();
-            for (int i = member(t); i < tile; i += members(t))
-            {
-                double leverage = 0;
-                for (int g = 0; g < row_blocks; ++g) { leverage += memory.squares[g * tile + i]; }
-                memory.totals[i] = sum_of_leverages(memory.totals[i], leverage_sum_of(leverage));
-            }
-        }
-        for (int i = member(t); i < count; i += members(t))
-        {
-            sums(first + i) = sum_of_leverages(sums(first + i), memory.totals[i]);
         }
     }
 };
+
+/// Adds the leverages |W x|^2 of keys [H, N, D].
+template <backend B, element T>
+void add_leverages(B const& on, in_view<T, 3, B> keys, in_view<float, 3, B> whitener, out_view<leverage_sum, 1, B> sums)
+{
+    workspace::frame frame{*on.scratch, "add_leverage"};
+    auto const products = scratch_view<float>(on, frame, keys.extent(0), keys.extent(2), panel_depth);
+    static_cast<void>(frame.ready());
+    for_pieces(keys.extent(1), [&](index_t at, index_t count) {
+        auto const part = slice<2>(products, 0, count);
+        multiply<B, T, float>(on, {whitener}, {slice<1>(keys, at, count)}, {part});
+        run(on, add_squares<B>{as_input(part), slice<0>(sums, at, count)});
+    });
+}
 
 } // namespace detail
 
@@ -200,7 +179,7 @@ void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<leverage_sum, 1, 
         run(with, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
         accumulate_gram(with, keys, gram);
         run(with, detail::whiten<B>{gram, whitener}, heads);
-        run(with, detail::add_squares<B, T>{keys, as_input(whitener), sums});
+        detail::add_leverages(with, keys, as_input(whitener), sums);
     };
     detail::staged(on, "add_leverage", body);
 }

@@ -7,12 +7,13 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/refit.hpp>
+#include <mdkv/detail/refit_rows.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/sort_slots.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/unpack.hpp>
-#include <mdkv/replay/advance.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -25,12 +26,13 @@ namespace MDKV_NAMESPACE
 /// fit, block b ending with token (b + 1) * apart - 1.
 struct refit_part
 {
-    index_t blocks = 5;     ///< most blocks of fitting rows
-    index_t apart  = 157;   ///< tokens from one block to the next, at least `span`; a prime, lest blocks meet a repeating text alike
-    index_t span   = 64;    ///< tokens of a block
-    index_t rows   = 32;    ///< rows of a block for each KV head, shared out among its query heads
-    float ridge    = 0.05F; ///< weight of the changes' squares, in units of the mean square of a token's weights
-    float most     = 1.0F;  ///< longest change of a value, in units of the root mean square of the head's stored values
+    index_t blocks = 5; ///< most blocks of fitting rows
+    index_t apart =
+        157; ///< tokens from one block to the next, at least `span`; a prime, lest blocks meet a repeating text alike
+    index_t span = 64;    ///< tokens of a block
+    index_t rows = 32;    ///< rows of a block for each KV head, shared out among its query heads
+    float ridge  = 0.05F; ///< weight of the changes' squares, in units of the mean square of a token's weights
+    float most   = 1.0F;  ///< longest change of a value, in units of the root mean square of the head's stored values
 
     /// The tokens of a block that have rows, if a KV head has `group` query heads: the first and every so many after it.
     [[nodiscard]] constexpr index_t each(index_t group) const noexcept
@@ -93,8 +95,8 @@ struct refit_options
 /// \param[in]  options  rows, position encoding, scale
 /// \param[out] changed  [H, N, Dv]      values; those of dropped tokens, and of heads that drop and code nothing, are copied
 /// \pre    queries, keys and values are finite
-/// \cost   O(H*R*(N + n)*(D + Dv)) multiply-adds for R rows of a head and n tokens that it keeps, and O(H*R*n*min(R, n));
-///         scratch: the stored keys and values, 16 KiB a row and the square of min(R, n) doubles for each head
+/// \cost   O(H*R*((N + n)*(D + Dv) + n*R)) multiply-adds for R rows of a head and n tokens that it keeps; scratch: the stored
+///         keys and values, 8 KiB a row and R*R doubles for each head
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; logits, weights and outputs in float, sums of
 ///         squares and the solution in double
@@ -108,7 +110,6 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
 {
     cache_layout const& layout = cache.layout;
     refit_part const& part     = options.rows;
-    constexpr index_t tile     = tile_tokens;
     index_t const H            = layout.heads;
     index_t const N            = rungs.extent(1);
     index_t const all          = N + layout.window;
@@ -124,7 +125,8 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     index_t const Q     = queries.extent(1);
     expects(H == 0 || (Q >= 2 * each && Q % each == 0), "refit: queries [H*G, Q, D] has Q = ", Q,
         "; it must be a multiple of the ", each, " rows of a block, for two blocks or more");
-    detail::refit_rows const shape{options.first, part.apart, Q / each, all - part.span, group, each, part.step(group)};
+    detail::refit_blocks const shape{
+        options.first, part.apart, Q / each, all - part.span, group, each, part.step(group)};
     index_t const end = options.first + (shape.blocks - 2) * part.apart + part.span;
     expects(options.first >= 0 && (H == 0 || end <= shape.last), "refit: first is ", options.first, "; the ",
         shape.blocks - 1, " blocks from there on must end before the last ", part.span, " of ", all, " tokens");
@@ -137,82 +139,84 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
         .out("changed", changed, {H, N, Dv}, "H,N,Dv");
     if (H == 0) { return; }
     detail::staged(on, "refit", [&](B const& with) {
-        using detail::scratch_view;
-        using matrix          = detail::weight_matrix<B::memory_space>;
-        index_t const R       = shape.blocks * shape.of_block();
-        index_t const fitting = R - shape.of_block();
-        index_t const most    = all + options.stand_ins;
-        index_t const strip   = most < matrix::strip ? most : matrix::strip;
-        index_t const kept    = layout.key_coordinates[0] == 0 ? 1 : 0; // the first rung that keeps tokens
-        index_t const cells   = checked_multiply(matrix::padded(fitting), matrix::padded(strip));
+        using namespace detail;
+        index_t const of_block = shape.of_block();
+        index_t const R        = shape.blocks * of_block;
+        index_t const fitting  = R - of_block;
+        index_t const most     = all + options.stand_ins;
+        index_t const strip    = most < 2048 ? (most + 15) / 16 * 16 : 2048; // tokens whose weights are at hand
+        index_t const kept     = layout.key_coordinates[0] == 0 ? 1 : 0;     // the first rung that keeps tokens
         workspace::frame frame{*with.scratch, "refit"};
         auto const fitted         = scratch_view<index_t>(with, frame, H);
         auto const stored         = scratch_view<index_t>(with, frame, H);
         auto const positions      = scratch_view<std::int32_t>(with, frame, H, N);
         auto const first          = scratch_view<index_t>(with, frame, H, static_cast<index_t>(layout.rungs) + 1);
-        auto const turned         = scratch_view<U>(with, frame, query_heads, Q, D);
+        auto const turned         = scratch_view<U>(with, frame, query_heads, each, D);
         auto const own            = scratch_view<float>(with, frame, H, R, D);
         auto const later          = scratch_view<float>(with, frame, H, R, D);
         auto const stored_keys    = scratch_view<T>(with, frame, H, most, D);
         auto const stored_values  = scratch_view<T>(with, frame, H, most, Dv);
-        auto const outputs        = scratch_view<float>(with, frame, index_t{3}, H, R, Dv);
-        auto const sums           = scratch_view<float>(with, frame, index_t{3}, H, R);
+        auto const whole          = row_states<B>::take(with, frame, H, R, Dv);
+        auto const packed         = row_states<B>::take(with, frame, H, R, Dv);
         auto const lse            = scratch_view<float>(with, frame, H, R);
-        auto const shares         = scratch_view<float>(with, frame, H, R);
-        auto const missing        = scratch_view<float>(with, frame, H, (Dv + tile - 1) / tile, R, tile);
+        auto const weights        = scratch_view<float>(with, frame, H, R, strip < 512 ? 512 : strip);
+        auto const missing        = scratch_view<float>(with, frame, H, R, Dv);
         auto const gram           = scratch_view<double>(with, frame, H, fitting, fitting);
         auto const solved         = scratch_view<double>(with, frame, H, fitting, Dv);
         auto const solved_columns = scratch_view<float>(with, frame, H, Dv, fitting);
-        auto const changes        = scratch_view<float>(with, frame, H, most, Dv);
+        auto const changes        = scratch_view<float>(with, frame, H, Dv, most);
+        auto const mended         = scratch_view<float>(with, frame, H, of_block, Dv);
         auto const factors        = scratch_view<float>(with, frame, H);
-        matrix weights{
-            scratch_view<float>(with, frame, H, cells), scratch_view<float>(with, frame, H, cells), fitted, fitting};
-        for (index_t b = 0; b < shape.blocks; ++b)
-        {
-            advance(with, slice<1>(queries, b * each, each), all - shape.first(b), options.encoding,
-                slice<1>(turned, b * each, each));
-        }
-        detail::unpack_rows(with, cache, stored_keys, stored_values, stored);
         static_cast<void>(frame.ready());
-        run(with, detail::sort_slots<B>{rungs, positions, first}, H);
-        run(with, detail::count_fitted<B>{as_input(first), kept, static_cast<index_t>(layout.full_rung), fitted}, H);
-        float const factor = detail::scale_in_base_two(options.scale, D);
-        run(with, detail::scale_rows<B, U>{queries, shape, factor, own}, H);
-        run(with, detail::scale_rows<B, U>{as_input(turned), shape, factor, later}, H);
-        using attends     = detail::attend_rows<B, T, T>;
-        auto const output = [&](index_t i) { return detail::item_of(outputs, i); };
-        auto const sum    = [&](index_t i) { return detail::item_of(sums, i); };
-        run(with, attends{keys, values, as_input(later), {}, shape, false, output(0), sum(0)});
-        run(with, attends{as_input(stored_keys), as_input(stored_values), as_input(later), as_input(stored), shape,
-                      false, output(1), sum(1)});
-        run(with, attends{keys, values, as_input(own), {}, shape, true, output(2), sum(2)});
-        run(with, detail::miss_rows<B>{output(0), output(1), output(2), sum(0), sum(1), sum(2), missing, lse, shares},
-            H);
-        auto const weigh = [&](index_t from) {
-            weights.from = from;
-            run(with, detail::weigh_stored<B, T>{as_input(stored_keys), as_input(later), as_input(lse), weights});
+        float const factor = scale_in_base_two(options.scale, D);
+        turn_rows<B, U>(with, shape, queries, all, options.encoding, factor, turned, own, later);
+        unpack_rows(with, cache, stored_keys, stored_values, stored);
+        run(with, copy_rows<B, T>{slice<1>(values, 0, N), changed});
+        run(with, sort_slots<B>{rungs, positions, first}, H);
+        run(with, count_fitted<B>{as_input(first), kept, static_cast<index_t>(layout.full_rung), fitted}, H);
+        auto const attend = [&](in_view<T, 3, B> const& k, in_view<T, 3, B> const& v,
+                                in_view<index_t, 1, B> const& counts, row_states<B> const& states) {
+            states.clear(with);
+            attend_more<B, T>(with, as_input(later), k, v, counts, {}, weights, states);
+            attend_beside<B, T>(with, shape, as_input(own), keys, values, part.span, weights, states);
         };
-        for (index_t from = 0; from < most; from += matrix::strip)
-        {
-            weigh(from);
-            run(with, detail::multiply_weights<B>{weights, as_input(missing), gram, solved});
-        }
-        run(with, detail::solve_weights<B>{weights, part.ridge, gram, solved, solved_columns}, H);
-        for (index_t from = 0; from < most; from += matrix::strip)
-        {
-            if (most > matrix::strip) { weigh(from); }
-            run(with, detail::find_changes<B>{weights, as_input(solved_columns), changes});
-        }
-        run(with, detail::bound_changes<B, T>{as_input(stored_values), as_input(fitted), part.most, changes}, H);
-        index_t const judging = shape.of_block();
-        auto const mended     = slice<1>(output(0), 0, judging);
-        run(with, detail::attend_rows<B, T, float>{as_input(stored_keys), as_input(changes),
-                      as_input(slice<1>(later, fitting, judging)), as_input(stored), shape, false, mended,
-                      slice<1>(sum(0), 0, judging)});
-        run(with, detail::judge_changes<B>{as_input(missing), as_input(mended), as_input(shares), fitting, factors}, H);
-        run(with, detail::copy_rows<B, T>{slice<1>(values, 0, N), changed});
-        run(with, detail::change_values<B, T>{as_input(changes), as_input(factors), as_input(fitted),
-                      as_input(positions), as_input(first), kept, slice<1>(values, 0, N), changed});
+        attend(keys, values, {}, whole);
+        attend(as_input(stored_keys), as_input(stored_values), as_input(stored), packed);
+        run(with, miss_rows<B>{whole, packed, missing, lse});
+        index_t at_hand       = -1; // the strip whose weights were found last
+        auto const for_strips = [&](auto const& body) {
+            for (index_t from = 0; from < most; from += strip)
+            {
+                index_t const count = most - from < strip ? most - from : strip;
+                auto const here     = slice<2>(weights, 0, count);
+                if (from != at_hand)
+                {
+                    multiply<B, T, float>(with, {as_input(later)}, {as_input(slice<1>(stored_keys, from, count))},
+                        {here}, {as_input(fitted), from});
+                    run(with, weigh_stored<B>{here, as_input(lse), as_input(fitted), from});
+                }
+                at_hand = from;
+                body(from, count, as_input(slice<1>(here, 0, fitting)), as_input(slice<1>(here, fitting, of_block)));
+            }
+        };
+        using rows = in_view<float, 3, B>;
+        for_strips([&](index_t from, index_t, rows const& fit, rows const&) {
+            multiply<B, float, double>(
+                with, {fit}, {fit}, {.to = gram, .add = from > 0}, {as_input(fitted), from, true}, true);
+        });
+        run(with, solve_weights<B>{as_input(fitted), part.ridge, as_input(missing), gram, solved, solved_columns}, H);
+        for_strips([&](index_t from, index_t count, rows const& fit, rows const&) {
+            multiply<B, float, float>(with, {as_input(solved_columns)}, {fit, true}, {slice<2>(changes, from, count)},
+                {as_input(fitted), from});
+        });
+        run(with, bound_changes<B, T>{as_input(stored_values), as_input(fitted), part.most, changes}, H);
+        for_strips([&](index_t from, index_t count, rows const&, rows const& judging) {
+            multiply<B, float, float>(with, {judging}, {as_input(slice<2>(changes, from, count))},
+                {.to = mended, .add = from > 0}, {as_input(fitted), from, true});
+        });
+        run(with, judge_changes<B>{as_input(slice<1>(missing, fitting, of_block)), as_input(mended), factors}, H);
+        run(with, change_values<B, T>{as_input(changes), as_input(factors), as_input(fitted), as_input(positions),
+                      as_input(first), kept, slice<1>(values, 0, N), changed});
     });
 }
 

@@ -6,6 +6,8 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/eigenvectors.hpp>
+#include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/team.hpp>
 
 namespace MDKV_NAMESPACE
@@ -14,36 +16,22 @@ namespace MDKV_NAMESPACE
 namespace detail
 {
 
-/// The last job of accumulate_gram: adds the splits of a head, one after another, to both triangles of its Gram matrix.
-/// An item is a row of a head.
-template <space S>
-struct gram_of_splits
+/// The body of accumulate_gram.
+template <backend B, element T>
+void add_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
 {
-    static constexpr char const* name = "gram_of_splits";
-    static constexpr int threads      = 128;
-
-    double const* sums; // [H, splits, D, D]  on and above the diagonal
-    index_t splits;
-    view<double, 3, S> gram;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        index_t const dim  = gram.extent(1);
-        index_t const head = item / dim;
-        index_t const i    = item % dim;
-        for (index_t j = i + t.rank(); j < dim; j += t.size())
-        {
-            double total = 0;
-            for (index_t split = 0; split < splits; ++split)
-            {
-                total += sums[((head * splits + split) * dim + i) * dim + j];
-            }
-            gram(head, i, j) += total;
-            if (i != j) { gram(head, j, i) += total; }
-        }
-    }
-};
+    index_t const dim = samples.extent(2);
+    workspace::frame frame{*on.scratch, "accumulate_gram"};
+    auto const widened = scratch_view<float>(on, frame, samples.extent(0), panel_depth, dim);
+    static_cast<void>(frame.ready());
+    for_pieces(samples.extent(1), [&](index_t at, index_t count) {
+        auto const part = slice<1>(samples, at, count);
+        auto const rows = slice<1>(widened, 0, count);
+        run(on, widen_rows<B, T>{part, 1.0F, rows});
+        multiply<B, T, double>(
+            on, {as_input(rows), true}, {part, true}, {.to = gram, .add = true, .mirror = true}, {}, true);
+    });
+}
 
 } // namespace detail
 
@@ -61,15 +49,13 @@ struct gram_of_splits
 template <backend B, element T>
 void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
 {
-    static_assert(
-        requires { accumulate_gram_impl(on, samples, gram); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, accumulate_gram));
     index_t const heads = samples.extent(0);
     index_t const dim   = samples.extent(2);
     expects(heads == 0 || dim >= 1, "accumulate_gram: samples [H, S, D] has D = 0");
     detail::checks{on, "accumulate_gram"}
         .rows("samples", samples, {heads, samples.extent(1), dim}, "H,S,D")
         .out("gram", gram, {heads, dim, dim}, "H,D,D");
-    accumulate_gram_impl(on, samples, gram);
+    detail::add_gram(on, samples, gram);
 }
 
 /// Eigenvectors of every head's Gram matrix, strongest first.
@@ -79,18 +65,16 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
 /// \param[out] basis   [H, D, D]  orthonormal rows: row i is the direction of the i-th largest energy; always complete
 /// \param[out] energy  [H, D]     eigenvalues, non-increasing, clamped at 0
 /// \pre    gram is finite
-/// \cost   O(H*D^3); scratch O(D*D) per thread (cpu), none (gpu)
+/// \cost   O(H*D^3); scratch O(H*D*D)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
-/// \throws invalid_argument   a shape disagrees, an output overlaps, a Gram matrix is not finite (before anything is
-///                            changed) or its eigenvectors do not converge, naming the head. The gpu does not refuse the
-///                            last two: it gives that head unit vectors and energies that are NaN.
+/// \throws invalid_argument   a shape disagrees, an output overlaps, or a Gram matrix is not finite (before anything is
+///                            changed), naming the head. The gpu does not refuse the last: it gives that head unit vectors and
+///                            energies that are NaN.
 /// \see    tests/unit/stages/basis.cpp, docs/numerics.md
 template <backend B>
 void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
 {
-    static_assert(
-        requires { eigenbasis_impl(on, gram, basis, energy); }, MDKV_DETAIL_NO_IMPLEMENTATION(basis, eigenbasis));
     index_t const heads = gram.extent(0);
     index_t const dim   = gram.extent(2);
     expects(heads == 0 || dim >= 1, "eigenbasis: gram [H, D, D] has D = 0");
@@ -98,7 +82,7 @@ void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> b
         .in("gram", gram, {heads, dim, dim}, "H,D,D")
         .out("basis", basis, {heads, dim, dim}, "H,D,D")
         .out("energy", energy, {heads, dim}, "H,D");
-    eigenbasis_impl(on, gram, basis, energy);
+    detail::find_eigenbasis(on, gram, basis, energy);
 }
 
 /// The PCA basis of every head: accumulate_gram from zero, then eigenbasis.
@@ -126,8 +110,8 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
     workspace::frame frame{*on.scratch};
     auto const gram = detail::scratch_view<double>(on, frame, heads, dim, dim);
     run(on, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
-    accumulate_gram_impl(on, samples, gram);
-    eigenbasis_impl(on, as_input(gram), basis, energy);
+    detail::add_gram(on, samples, gram);
+    detail::find_eigenbasis(on, as_input(gram), basis, energy);
 }
 
 } // namespace MDKV_NAMESPACE

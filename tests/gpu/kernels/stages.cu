@@ -5,7 +5,6 @@
 #include <mdkv/engine/gather.hpp>
 #include <mdkv/engine/unpack.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/basis.cuh>
 #include <mdkv/gpu/cache.cuh>
 #include <mdkv/gpu/score.cuh>
 #include <mdkv/merge.hpp>
@@ -34,6 +33,10 @@
     JOB(job<backend, half, float>)                                                                                     \
     JOB(job<backend, bfloat16, bfloat16>)                                                                              \
     JOB(job<backend, bfloat16, float>)
+#define PRODUCTS(sum)                                                                                                  \
+    JOB(panel_product<backend, float, mdkv::detail::put_products<backend, sum>>)                                       \
+    JOB(panel_product<backend, half, mdkv::detail::put_products<backend, sum>>)                                        \
+    JOB(panel_product<backend, bfloat16, mdkv::detail::put_products<backend, sum>>)
 #define TILES(kernel) KERNEL(kernel<float>) KERNEL(kernel<half>) KERNEL(kernel<bfloat16>)
 
 namespace MDKV_NAMESPACE::gpu::kernels
@@ -47,7 +50,7 @@ JOB(widen_leverages<backend>)
 JOB(weigh_surroundings<backend>)
 JOB(balance_rows<backend>)
 JOB(whiten<backend>)
-BACKEND_FIRST(add_squares)
+JOB(add_squares<backend>)
 
 // allocate
 JOB(dual::begin)
@@ -63,8 +66,9 @@ JOB(dual::conclude)
 JOB(dual::copy_best)
 
 // basis, pool, score
-TILES(gram_products)
-JOB(gram_of_splits<space::device>)
+BACKEND_FIRST(widen_rows)
+PRODUCTS(double)
+PRODUCTS(float)
 JOB(eigenvectors<space::device>)
 JOB(fill<double>)
 JOB(pool_windows<backend>)
@@ -92,19 +96,16 @@ JOB(settle_rungs<half, space::device>)
 JOB(copy_rows<backend, std::uint8_t>)
 
 // refit, stand_in
-TWO_ELEMENTS(attend_rows)
-BACKEND_FIRST(scale_rows)
-BACKEND_FIRST(weigh_stored)
+JOB(soften_rows<backend>)
+JOB(weigh_stored<backend>)
 BACKEND_FIRST(change_values)
 JOB(miss_rows<backend>)
-JOB(multiply_weights<backend>)
 JOB(solve_weights<backend>)
-JOB(find_changes<backend>)
 JOB(judge_changes<backend>)
 JOB(count_fitted<backend>)
 BACKEND_FIRST(choose_seeds)
 BACKEND_FIRST(scale_queries)
-BACKEND_FIRST(attend_dropped)
+JOB(attend_dropped<backend>)
 BACKEND_FIRST(mean_of_cluster)
 JOB(place_stand_in<backend>)
 

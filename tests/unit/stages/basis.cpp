@@ -2,7 +2,7 @@
 // the dimension's root, and what is left off the diagonal of U X'X U' is judged against the largest energy.
 #include <mdkv/stages/basis.hpp>
 
-#include <mdkv/cpu/basis.hpp>
+#include <mdkv/cpu/backend.hpp>
 
 #include "support/compare.hpp"
 #include "support/hard_matrices.hpp"

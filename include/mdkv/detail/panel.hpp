@@ -1,0 +1,208 @@
+/// \file panel.hpp: the products of rows and columns of a head, sixteen columns at a time, of which projections, attention, Gram matrices and means are made.
+#pragma once
+
+#include <mdkv/core/types.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/columns.hpp>
+#include <mdkv/detail/team.hpp>
+
+#include <cstddef>
+
+namespace MDKV_NAMESPACE::detail
+{
+
+/// Most numbers of a product that are summed in float, and tokens that are looked at together.
+inline constexpr index_t panel_depth = 512;
+
+/// The vectors of a head whose products are found: rows of [H, n, K], or columns of [H, K, n] if they lie across.
+template <backend B, element T>
+struct panel_vectors
+{
+    in_view<T, 3, B> from;
+    bool across = false;
+
+    [[nodiscard]] MDKV_HD index_t count() const noexcept { return from.extent(across ? 2 : 1); }
+    [[nodiscard]] MDKV_HD index_t depth() const noexcept { return from.extent(across ? 1 : 2); }
+};
+
+/// The tokens that heads have, if not all that there is room for: columns of a product, or, if they are `summed`, its depth.
+template <backend B>
+struct panel_tokens
+{
+    in_view<index_t, 1, B> counts{}; // [H]; empty: all
+    index_t from = 0;                // number of the first
+    bool summed  = false;
+
+    [[nodiscard]] MDKV_HD index_t among(index_t h, index_t n, bool dimension) const
+    {
+        index_t const left = counts.empty() || dimension != summed ? n : counts(h) - from;
+        return left < 0 ? 0 : left < n ? left : n;
+    }
+};
+
+/// Puts the product of every row and column where it belongs: take(h, row, column, products, count) gets those of a row and
+/// `count` neighbouring columns. Each is a sum in float, in ascending order. An item is sixteen columns of a head.
+template <backend B, element T, class Take>
+struct panel_product
+{
+    static constexpr char const* name = "panel_product";
+    static constexpr int threads      = 128;
+    static constexpr int tile         = tile_tokens;
+    static constexpr int sums         = 8; ///< rows at a time
+
+    panel_vectors<B, float> rows;
+    panel_vectors<B, T> columns;
+    Take take;
+    panel_tokens<B> tokens{};
+    bool triangle = false; ///< products of rows up to the columns' last alone
+
+    struct scratch
+    {
+        carver& cut;
+        index_t depth;
+        float* columns = cut.take<float>(depth * tile); // [K, 16]
+    };
+
+    [[nodiscard]] MDKV_HD index_t tiles() const noexcept { return (columns.count() + tile - 1) / tile; }
+    [[nodiscard]] index_t items() const noexcept { return rows.from.extent(0) * tiles(); }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(columns.depth()); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        constexpr int lanes = Team::lanes;
+        constexpr int parts = tile / lanes; // parts of a tile
+        index_t const h     = item / tiles();
+        index_t const first = item % tiles() * tile;
+        index_t const left  = tokens.among(h, columns.count(), false) - first;
+        auto const count    = static_cast<int>(left < tile ? left : tile);
+        auto const depth    = static_cast<int>(tokens.among(h, columns.depth(), true));
+        if (count <= 0) { return; }
+        index_t const step  = rows.across ? rows.from.stride(1) : 1;
+        index_t const apart = rows.across ? 1 : rows.from.stride(1);
+        auto const all      = static_cast<int>(triangle && first + tile < rows.count() ? first + tile : rows.count());
+        carver cut          = t.scratch();
+        scratch const mine{cut, depth};
+        fetch(t, h, first, count, depth, mine.columns);
+        t.sync();
+        for (int i = member(t); i < (all + sums - 1) / sums * parts; i += members(t))
+        {
+            int const r      = i / parts * sums;
+            int const column = i % parts * lanes;
+            int const here   = count - column < lanes ? count - column : lanes;
+            if (here <= 0) { continue; }
+            float const* row[sums]{};
+            for (int k = 0; k < sums; ++k) { row[k] = rows.from.row(h, 0) + (r + k < all ? r + k : r) * apart; }
+            float product[sums][std::size_t{lanes}];
+            column_products(t, row, mine.columns + column, depth, product, step);
+            for (int k = 0; k < sums && r + k < all; ++k) { take(h, r + k, first + column, product[k], here); }
+        }
+    }
+
+private:
+    /// Writes columns first, first + 1, ... of a head, and zeros behind the last.
+    template <team Team>
+    MDKV_HD void fetch(Team const& t, index_t h, index_t first, int count, int depth, float* to) const
+    {
+        if (count < tile)
+        {
+            for (int i = member(t); i < depth * tile; i += members(t)) { to[i] = 0; }
+            t.sync();
+        }
+        if (!columns.across)
+        {
+            widen_columns(
+                t, count, depth, [&](int i) { return columns.from.row(h, first + i); }, to);
+            return;
+        }
+        constexpr int lanes = Team::lanes;
+        for (int i = member(t); i < depth * (tile / lanes); i += members(t))
+        {
+            int const k         = i / (tile / lanes);
+            int const c         = i % (tile / lanes) * lanes;
+            T const* const from = columns.from.row(h, k) + first + c;
+            float x[std::size_t{lanes}];
+            if (c + lanes <= count)
+            {
+                widen_lanes(t, from, x);
+                for (int l = 0; l < lanes; ++l) { to[k * tile + c + l] = x[l]; }
+            }
+            else
+            {
+                for (int l = 0; c + l < count; ++l) { to[k * tile + c + l] = widen(load_at<T>(from + l)); }
+            }
+        }
+    }
+};
+
+/// Writes products to [H, rows, columns], or adds them to what is there, which a factor for each row is multiplied with first if
+/// there are factors.
+template <backend B, class V>
+struct put_products
+{
+    out_view<V, 3, B> to;
+    bool add    = false;
+    bool mirror = false; ///< rows and columns are the same: both triangles are written
+    in_view<float, 2, B> factors{};
+
+    template <int Lanes>
+    MDKV_HD void operator()(index_t h, index_t row, index_t column, float const (&x)[Lanes], int count) const
+    {
+        V* const line = to.row(h, row) + column;
+        V const by    = factors.empty() ? V{1} : V{factors(h, row)};
+        for (int l = 0; l < count; ++l)
+        {
+            if (mirror && row > column + l) { continue; }
+            line[l] = add ? line[l] * by + V{x[l]} : V{x[l]};
+            if (mirror) { to(h, column + l, row) = line[l]; }
+        }
+    }
+};
+
+/// Rows of floats, times a factor. An item is a row of a head.
+template <backend B, element T>
+struct widen_rows
+{
+    static constexpr char const* name = "widen_rows";
+    static constexpr int threads      = 128;
+
+    in_view<T, 3, B> from;
+    float factor;
+    out_view<float, 3, B> to;
+
+    [[nodiscard]] index_t items() const noexcept { return to.extent(0) * to.extent(1); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        T const* const row  = from.row(item / to.extent(1), item % to.extent(1));
+        float* const scaled = to.row(item / to.extent(1), item % to.extent(1));
+        for (index_t d = t.rank(); d < to.extent(2); d += t.size()) { scaled[d] = factor * widen(load_at<T>(row + d)); }
+    }
+};
+
+/// Calls body(first, count) for pieces of [0, n) of at most panel_depth.
+template <class Body>
+void for_pieces(index_t n, Body const& body)
+{
+    for (index_t at = 0; at < n; at += panel_depth) { body(at, n - at < panel_depth ? n - at : panel_depth); }
+}
+
+/// Products of rows and columns of any length, summed in float over panel_depth numbers and then in V.
+template <backend B, element T, class V>
+void multiply(B const& on, panel_vectors<B, float> const& rows, panel_vectors<B, T> const& columns,
+    put_products<B, V> put, panel_tokens<B> const& tokens = {}, bool triangle = false)
+{
+    auto const part = [](auto const& x, index_t at, index_t count) {
+        return x.across ? slice<1>(x.from, at, count) : slice<2>(x.from, at, count);
+    };
+    for_pieces(columns.depth(), [&](index_t at, index_t count) {
+        run(on, panel_product<B, T, put_products<B, V>>{{part(rows, at, count), rows.across},
+                    {part(columns, at, count), columns.across}, put,
+                    {tokens.counts, tokens.summed ? tokens.from + at : tokens.from, tokens.summed}, triangle});
+        put.add     = true;
+        put.factors = {};
+    });
+}
+
+} // namespace MDKV_NAMESPACE::detail
