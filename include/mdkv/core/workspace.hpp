@@ -98,10 +98,6 @@ public:
             owner_.now_ = mark_;
             if (owner_.last_ != mark_.in && owner_.last_->below != mark_.in) { owner_.join_free(); }
         }
-        frame(workspace& owner, char const*) noexcept // until all callers are rewritten
-            : frame{owner}
-        {}
-        [[nodiscard]] bool ready() const noexcept { return true; } // until all callers are rewritten
         frame(frame const&)            = delete;
         frame& operator=(frame const&) = delete;
 
@@ -128,8 +124,6 @@ public:
         place mark_;   ///< where free memory begins without this frame
         frame* below_; ///< the frame before this one, or null
     };
-
-    [[nodiscard]] static constexpr bool counting() noexcept { return false; } // until all callers are rewritten
 
     /// Makes one block of the free memory that the calls so far have needed beside what is in use, or throws what `allocate`
     /// does: a call that was made before has its memory then.

@@ -14,12 +14,6 @@
 namespace MDKV_NAMESPACE::detail
 {
 
-template <backend B>
-[[nodiscard]] constexpr bool dry_run(B const&) // until all callers are rewritten
-{
-    return false;
-}
-
 /// Checks an option that is a real number; `stage` and `option` are names for the message.
 /// \throws invalid_argument   it is negative, infinite or NaN
 MDKV_OUTLINE constexpr void expects_not_negative(char const* stage, char const* option, float x)
@@ -70,7 +64,8 @@ public:
     }
 
     template <class T, std::size_t Rank, space S>
-    checks& out(char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
+    checks& out(
+        char const* name, view<T, Rank, S> const& given, array<index_t, Rank> const& wanted, char const* letters)
     {
         return strided(of(name, given, wanted, letters), alignof(T), true);
     }
@@ -178,12 +173,6 @@ private:
     array<range, 16> seen_; // [count_]
     std::size_t count_ = 0;
 };
-
-template <backend B, class Body>
-decltype(auto) staged(B const& on, char const*, Body const& body) // until all callers are rewritten
-{
-    return body(on);
-}
 
 /// Scratch memory as a view: `scratch_view<float>(on, frame, heads, tokens)`.
 template <class V, backend B, class... Extents>

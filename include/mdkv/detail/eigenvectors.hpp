@@ -254,7 +254,7 @@ void find_eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3,
 {
     using job         = eigenvectors<B::memory_space>;
     index_t const dim = gram.extent(2);
-    if (B::memory_space == space::host && !dry_run(on))
+    if (B::memory_space == space::host)
     {
         for (index_t i = 0; i < gram.extent(0) * dim * dim; ++i)
         {
@@ -264,10 +264,9 @@ void find_eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3,
                 row, ", ", i % dim, ")");
         }
     }
-    workspace::frame frame{*on.scratch, "eigenbasis"};
+    workspace::frame frame{*on.scratch};
     auto const factor = scratch_view<double>(on, frame, gram.extent(0), dim, dim);
     auto const rows   = scratch_view<float>(on, frame, gram.extent(0), dim, job::padded(dim));
-    static_cast<void>(frame.ready());
     if (dim == 0) { return; }
     run(on, job{gram, factor, rows, basis, energy}, gram.extent(0));
 }

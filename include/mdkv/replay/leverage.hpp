@@ -131,9 +131,8 @@ struct add_squares
 template <backend B, element T>
 void add_leverages(B const& on, in_view<T, 3, B> keys, in_view<float, 3, B> whitener, out_view<leverage_sum, 1, B> sums)
 {
-    workspace::frame frame{*on.scratch, "add_leverage"};
+    workspace::frame frame{*on.scratch};
     auto const products = scratch_view<float>(on, frame, keys.extent(0), keys.extent(2), panel_depth);
-    static_cast<void>(frame.ready());
     for_pieces(keys.extent(1), [&](index_t at, index_t count) {
         auto const part = slice<2>(products, 0, count);
         multiply<B, T, float>(on, {whitener}, {slice<1>(keys, at, count)}, {part});
@@ -159,7 +158,6 @@ void add_leverages(B const& on, in_view<T, 3, B> keys, in_view<float, 3, B> whit
 /// \order  bitwise reproducible for equal inputs, for any number of threads; products in float, a head's sums in double,
 ///         sums over heads in fixed point
 /// \throws invalid_argument        a shape disagrees, an output overlaps
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/replay/leverage.cpp, docs/numerics.md
 template <backend B, element T>
 void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<leverage_sum, 1, B> sums)
@@ -170,18 +168,13 @@ void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<leverage_sum, 1, 
     detail::checks{on, "add_leverage"}
         .rows("keys", keys, {heads, keys.extent(1), dim}, "H,N,D")
         .out("sums", sums, {keys.extent(1)}, "N");
-    auto const body = [&](B const& with) __attribute__((noinline)) // called twice
-    {
-        workspace::frame frame{*with.scratch, "add_leverage"};
-        auto const gram     = detail::scratch_view<double>(with, frame, heads, dim, dim);
-        auto const whitener = detail::scratch_view<float>(with, frame, heads, dim, dim);
-        static_cast<void>(frame.ready());
-        run(with, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
-        accumulate_gram(with, keys, gram);
-        run(with, detail::whiten<B>{gram, whitener}, heads);
-        detail::add_leverages(with, keys, as_input(whitener), sums);
-    };
-    detail::staged(on, "add_leverage", body);
+    workspace::frame frame{*on.scratch};
+    auto const gram     = detail::scratch_view<double>(on, frame, heads, dim, dim);
+    auto const whitener = detail::scratch_view<float>(on, frame, heads, dim, dim);
+    run(on, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
+    accumulate_gram(on, keys, gram);
+    run(on, detail::whiten<B>{gram, whitener}, heads);
+    detail::add_leverages(on, keys, as_input(whitener), sums);
 }
 
 } // namespace MDKV_NAMESPACE

@@ -101,7 +101,6 @@ struct refit_options
 /// \order  bitwise reproducible for equal inputs, for any number of threads; logits, weights and outputs in float, sums of
 ///         squares and the solution in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps, or an option is out of its range
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/replay/refit.cpp, docs/method.md
 template <backend B, element T, element U>
 void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,
@@ -138,86 +137,83 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
         .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
         .out("changed", changed, {H, N, Dv}, "H,N,Dv");
     if (H == 0) { return; }
-    detail::staged(on, "refit", [&](B const& with) {
-        using namespace detail;
-        index_t const of_block = shape.of_block();
-        index_t const R        = shape.blocks * of_block;
-        index_t const fitting  = R - of_block;
-        index_t const most     = all + options.stand_ins;
-        index_t const strip    = most < 2048 ? (most + 15) / 16 * 16 : 2048; // tokens whose weights are at hand
-        index_t const kept     = layout.key_coordinates[0] == 0 ? 1 : 0;     // the first rung that keeps tokens
-        workspace::frame frame{*with.scratch, "refit"};
-        auto const fitted         = scratch_view<index_t>(with, frame, H);
-        auto const stored         = scratch_view<index_t>(with, frame, H);
-        auto const positions      = scratch_view<std::int32_t>(with, frame, H, N);
-        auto const first          = scratch_view<index_t>(with, frame, H, static_cast<index_t>(layout.rungs) + 1);
-        auto const turned         = scratch_view<U>(with, frame, query_heads, each, D);
-        auto const own            = scratch_view<float>(with, frame, H, R, D);
-        auto const later          = scratch_view<float>(with, frame, H, R, D);
-        auto const stored_keys    = scratch_view<T>(with, frame, H, most, D);
-        auto const stored_values  = scratch_view<T>(with, frame, H, most, Dv);
-        auto const whole          = row_states<B>::take(with, frame, H, R, Dv);
-        auto const packed         = row_states<B>::take(with, frame, H, R, Dv);
-        auto const lse            = scratch_view<float>(with, frame, H, R);
-        auto const weights        = scratch_view<float>(with, frame, H, R, strip < 512 ? 512 : strip);
-        auto const missing        = scratch_view<float>(with, frame, H, R, Dv);
-        auto const gram           = scratch_view<double>(with, frame, H, fitting, fitting);
-        auto const solved         = scratch_view<double>(with, frame, H, fitting, Dv);
-        auto const solved_columns = scratch_view<float>(with, frame, H, Dv, fitting);
-        auto const changes        = scratch_view<float>(with, frame, H, Dv, most);
-        auto const mended         = scratch_view<float>(with, frame, H, of_block, Dv);
-        auto const factors        = scratch_view<float>(with, frame, H);
-        static_cast<void>(frame.ready());
-        float const factor = scale_in_base_two(options.scale, D);
-        turn_rows<B, U>(with, shape, queries, all, options.encoding, factor, turned, own, later);
-        unpack_rows(with, cache, stored_keys, stored_values, stored);
-        run(with, copy_rows<B, T>{slice<1>(values, 0, N), changed});
-        run(with, sort_slots<B>{rungs, positions, first}, H);
-        run(with, count_fitted<B>{as_input(first), kept, static_cast<index_t>(layout.full_rung), fitted}, H);
-        auto const attend = [&](in_view<T, 3, B> const& k, in_view<T, 3, B> const& v,
-                                in_view<index_t, 1, B> const& counts, row_states<B> const& states) {
-            states.clear(with);
-            attend_more<B, T>(with, as_input(later), k, v, counts, {}, weights, states);
-            attend_beside<B, T>(with, shape, as_input(own), keys, values, part.span, weights, states);
-        };
-        attend(keys, values, {}, whole);
-        attend(as_input(stored_keys), as_input(stored_values), as_input(stored), packed);
-        run(with, miss_rows<B>{whole, packed, missing, lse});
-        index_t at_hand       = -1; // the strip whose weights were found last
-        auto const for_strips = [&](auto const& body) {
-            for (index_t from = 0; from < most; from += strip)
+    using namespace detail;
+    index_t const of_block = shape.of_block();
+    index_t const R        = shape.blocks * of_block;
+    index_t const fitting  = R - of_block;
+    index_t const most     = all + options.stand_ins;
+    index_t const strip    = most < 2048 ? (most + 15) / 16 * 16 : 2048; // tokens whose weights are at hand
+    index_t const kept     = layout.key_coordinates[0] == 0 ? 1 : 0;     // the first rung that keeps tokens
+    workspace::frame frame{*on.scratch};
+    auto const fitted         = scratch_view<index_t>(on, frame, H);
+    auto const stored         = scratch_view<index_t>(on, frame, H);
+    auto const positions      = scratch_view<std::int32_t>(on, frame, H, N);
+    auto const first          = scratch_view<index_t>(on, frame, H, static_cast<index_t>(layout.rungs) + 1);
+    auto const turned         = scratch_view<U>(on, frame, query_heads, each, D);
+    auto const own            = scratch_view<float>(on, frame, H, R, D);
+    auto const later          = scratch_view<float>(on, frame, H, R, D);
+    auto const stored_keys    = scratch_view<T>(on, frame, H, most, D);
+    auto const stored_values  = scratch_view<T>(on, frame, H, most, Dv);
+    auto const whole          = row_states<B>::take(on, frame, H, R, Dv);
+    auto const packed         = row_states<B>::take(on, frame, H, R, Dv);
+    auto const lse            = scratch_view<float>(on, frame, H, R);
+    auto const weights        = scratch_view<float>(on, frame, H, R, strip < 512 ? 512 : strip);
+    auto const missing        = scratch_view<float>(on, frame, H, R, Dv);
+    auto const gram           = scratch_view<double>(on, frame, H, fitting, fitting);
+    auto const solved         = scratch_view<double>(on, frame, H, fitting, Dv);
+    auto const solved_columns = scratch_view<float>(on, frame, H, Dv, fitting);
+    auto const changes        = scratch_view<float>(on, frame, H, Dv, most);
+    auto const mended         = scratch_view<float>(on, frame, H, of_block, Dv);
+    auto const factors        = scratch_view<float>(on, frame, H);
+    float const factor        = scale_in_base_two(options.scale, D);
+    turn_rows<B, U>(on, shape, queries, all, options.encoding, factor, turned, own, later);
+    unpack_rows(on, cache, stored_keys, stored_values, stored);
+    run(on, copy_rows<B, T>{slice<1>(values, 0, N), changed});
+    run(on, sort_slots<B>{rungs, positions, first}, H);
+    run(on, count_fitted<B>{as_input(first), kept, static_cast<index_t>(layout.full_rung), fitted}, H);
+    auto const attend = [&](in_view<T, 3, B> const& k, in_view<T, 3, B> const& v, in_view<index_t, 1, B> const& counts,
+                            row_states<B> const& states) {
+        states.clear(on);
+        attend_more<B, T>(on, as_input(later), k, v, counts, {}, weights, states);
+        attend_beside<B, T>(on, shape, as_input(own), keys, values, part.span, weights, states);
+    };
+    attend(keys, values, {}, whole);
+    attend(as_input(stored_keys), as_input(stored_values), as_input(stored), packed);
+    run(on, miss_rows<B>{whole, packed, missing, lse});
+    index_t at_hand       = -1; // the strip whose weights were found last
+    auto const for_strips = [&](auto const& body) {
+        for (index_t from = 0; from < most; from += strip)
+        {
+            index_t const count = most - from < strip ? most - from : strip;
+            auto const here     = slice<2>(weights, 0, count);
+            if (from != at_hand)
             {
-                index_t const count = most - from < strip ? most - from : strip;
-                auto const here     = slice<2>(weights, 0, count);
-                if (from != at_hand)
-                {
-                    multiply<B, T, float>(with, {as_input(later)}, {as_input(slice<1>(stored_keys, from, count))},
-                        {here}, {as_input(fitted), from});
-                    run(with, weigh_stored<B>{here, as_input(lse), as_input(fitted), from});
-                }
-                at_hand = from;
-                body(from, count, as_input(slice<1>(here, 0, fitting)), as_input(slice<1>(here, fitting, of_block)));
+                multiply<B, T, float>(on, {as_input(later)}, {as_input(slice<1>(stored_keys, from, count))}, {here},
+                    {as_input(fitted), from});
+                run(on, weigh_stored<B>{here, as_input(lse), as_input(fitted), from});
             }
-        };
-        using rows = in_view<float, 3, B>;
-        for_strips([&](index_t from, index_t, rows const& fit, rows const&) {
-            multiply<B, float, double>(
-                with, {fit}, {fit}, {.to = gram, .add = from > 0}, {as_input(fitted), from, true}, true);
-        });
-        run(with, solve_weights<B>{as_input(fitted), part.ridge, as_input(missing), gram, solved, solved_columns}, H);
-        for_strips([&](index_t from, index_t count, rows const& fit, rows const&) {
-            multiply<B, float, float>(with, {as_input(solved_columns)}, {fit, true}, {slice<2>(changes, from, count)},
-                {as_input(fitted), from});
-        });
-        run(with, bound_changes<B, T>{as_input(stored_values), as_input(fitted), part.most, changes}, H);
-        for_strips([&](index_t from, index_t count, rows const&, rows const& judging) {
-            multiply<B, float, float>(with, {judging}, {as_input(slice<2>(changes, from, count))},
-                {.to = mended, .add = from > 0}, {as_input(fitted), from, true});
-        });
-        run(with, judge_changes<B>{as_input(slice<1>(missing, fitting, of_block)), as_input(mended), factors}, H);
-        run(with, change_values<B, T>{as_input(changes), as_input(factors), as_input(fitted), as_input(positions),
-                      as_input(first), kept, slice<1>(values, 0, N), changed});
+            at_hand = from;
+            body(from, count, as_input(slice<1>(here, 0, fitting)), as_input(slice<1>(here, fitting, of_block)));
+        }
+    };
+    using rows = in_view<float, 3, B>;
+    for_strips([&](index_t from, index_t, rows const& fit, rows const&) {
+        multiply<B, float, double>(
+            on, {fit}, {fit}, {.to = gram, .add = from > 0}, {as_input(fitted), from, true}, true);
     });
+    run(on, solve_weights<B>{as_input(fitted), part.ridge, as_input(missing), gram, solved, solved_columns}, H);
+    for_strips([&](index_t from, index_t count, rows const& fit, rows const&) {
+        multiply<B, float, float>(
+            on, {as_input(solved_columns)}, {fit, true}, {slice<2>(changes, from, count)}, {as_input(fitted), from});
+    });
+    run(on, bound_changes<B, T>{as_input(stored_values), as_input(fitted), part.most, changes}, H);
+    for_strips([&](index_t from, index_t count, rows const&, rows const& judging) {
+        multiply<B, float, float>(on, {judging}, {as_input(slice<2>(changes, from, count))},
+            {.to = mended, .add = from > 0}, {as_input(fitted), from, true});
+    });
+    run(on, judge_changes<B>{as_input(slice<1>(missing, fitting, of_block)), as_input(mended), factors}, H);
+    run(on, change_values<B, T>{as_input(changes), as_input(factors), as_input(fitted), as_input(positions),
+                as_input(first), kept, slice<1>(values, 0, N), changed});
 }
 
 } // namespace MDKV_NAMESPACE

@@ -73,7 +73,7 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
         .rows("sinks", sinks, {heads, first, dim}, "H,S,D")
         .in("options.lse_elsewhere", options.lse_elsewhere, {{queries.extent(0), chunk}}, "H*G,C")
         .out("loss", loss, {heads, static_cast<index_t>(ratios.size()), chunk}, "H,R,C");
-    index_t const own   = options.own ? first + chunk : 0;
+    index_t const own = options.own ? first + chunk : 0;
     in_view<float, 3, B> const none{};
     score_options<B> const choice{.scale = options.scale,
         .first_query                     = chunk + first, // rows see chunk and sinks, and own keys up to their position

@@ -64,38 +64,33 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
     if (heads == 0 || clusters == 0) { return; }
     index_t const rows = query_heads / heads * per_head;
     float const scale  = scale_or_default(options.scale, dim);
-    auto const body    = [&](B const& with) __attribute__((noinline)) // called twice
-    {
-        using work = attend_dropped<B>;
-        workspace::frame frame{*with.scratch, "stand_in"};
-        auto const scaled     = scratch_view<float>(with, frame, heads, rows, dim + 1);
-        auto const seed_slots = scratch_view<index_t>(with, frame, heads, clusters);
-        auto const seeds      = scratch_view<float>(with, frame, heads, clusters, dim + 1);
-        auto const products   = scratch_view<float>(with, frame, heads, clusters, panel_depth);
-        auto const attention  = scratch_view<float>(with, frame, heads, rows, panel_depth);
-        auto const cluster    = scratch_view<std::int32_t>(with, frame, heads, past);
-        auto const weights    = scratch_view<float>(with, frame, heads, past);
-        auto const shares     = scratch_view<float>(with, frame, heads, work::strips(past), clusters, rows);
-        auto const lacking    = scratch_view<float>(with, frame, heads, clusters, 3, rows);
-        static_cast<void>(frame.ready());
-        run(with, scale_queries<B, U>{queries, lse, scale, scaled}, heads);
-        run(with, choose_seeds<B, T>{keys, rungs, seeds_of, seed_slots, seeds}, heads);
-        for_pieces(past, [&](index_t at, index_t count) {
-            auto const part   = slice<1>(keys, at, count);
-            auto const logits = slice<2>(attention, 0, count);
-            auto const seed   = slice<2>(products, 0, count);
-            multiply<B, T, float>(with, {as_input(slice<2>(seeds, 0, dim))}, {part}, {seed});
-            multiply<B, T, float>(with, {as_input(slice<2>(scaled, 0, dim))}, {part}, {logits});
-            run(with, work{as_input(seed), logits, slice<1>(rungs, at, count), as_input(seed_slots), as_input(seeds),
-                          as_input(scaled), at, options.first_query.value_or(tokens - per_head), per_head,
-                          slice<1>(cluster, at, count), slice<1>(weights, at, count),
-                          slice<1>(shares, work::strips(at), work::strips(count))});
-        });
-        run(with, mean_of_cluster<B, T>{keys, values, as_input(seed_slots), as_input(cluster), as_input(weights),
-                      stand_in_keys, stand_in_values});
-        run(with, place_stand_in<B>{as_input(seed_slots), as_input(shares), as_input(scaled), lacking, stand_in_keys});
-    };
-    staged(on, "stand_in", body);
+    using work         = attend_dropped<B>;
+    workspace::frame frame{*on.scratch};
+    auto const scaled     = scratch_view<float>(on, frame, heads, rows, dim + 1);
+    auto const seed_slots = scratch_view<index_t>(on, frame, heads, clusters);
+    auto const seeds      = scratch_view<float>(on, frame, heads, clusters, dim + 1);
+    auto const products   = scratch_view<float>(on, frame, heads, clusters, panel_depth);
+    auto const attention  = scratch_view<float>(on, frame, heads, rows, panel_depth);
+    auto const cluster    = scratch_view<std::int32_t>(on, frame, heads, past);
+    auto const weights    = scratch_view<float>(on, frame, heads, past);
+    auto const shares     = scratch_view<float>(on, frame, heads, work::strips(past), clusters, rows);
+    auto const lacking    = scratch_view<float>(on, frame, heads, clusters, 3, rows);
+    run(on, scale_queries<B, U>{queries, lse, scale, scaled}, heads);
+    run(on, choose_seeds<B, T>{keys, rungs, seeds_of, seed_slots, seeds}, heads);
+    for_pieces(past, [&](index_t at, index_t count) {
+        auto const part   = slice<1>(keys, at, count);
+        auto const logits = slice<2>(attention, 0, count);
+        auto const seed   = slice<2>(products, 0, count);
+        multiply<B, T, float>(on, {as_input(slice<2>(seeds, 0, dim))}, {part}, {seed});
+        multiply<B, T, float>(on, {as_input(slice<2>(scaled, 0, dim))}, {part}, {logits});
+        run(on, work{as_input(seed), logits, slice<1>(rungs, at, count), as_input(seed_slots), as_input(seeds),
+                    as_input(scaled), at, options.first_query.value_or(tokens - per_head), per_head,
+                    slice<1>(cluster, at, count), slice<1>(weights, at, count),
+                    slice<1>(shares, work::strips(at), work::strips(count))});
+    });
+    run(on, mean_of_cluster<B, T>{keys, values, as_input(seed_slots), as_input(cluster), as_input(weights),
+                stand_in_keys, stand_in_values});
+    run(on, place_stand_in<B>{as_input(seed_slots), as_input(shares), as_input(scaled), lacking, stand_in_keys});
 }
 
 } // namespace detail
@@ -123,7 +118,6 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
 /// \order  bitwise reproducible for equal inputs, for any number of threads; logits and a cluster's sums of 256 tokens in
 ///         float, all others in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps, or an option is out of its range
-/// \throws insufficient_workspace  naming the size needed; nothing was changed in either case
 /// \see    tests/unit/replay/stand_in.cpp, docs/method.md, docs/lab/2026-11/quality.md
 template <backend B, element T, element U>
 void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view<T, 3, B> values,

@@ -21,9 +21,8 @@ template <backend B, element T>
 void add_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
 {
     index_t const dim = samples.extent(2);
-    workspace::frame frame{*on.scratch, "accumulate_gram"};
+    workspace::frame frame{*on.scratch};
     auto const widened = scratch_view<float>(on, frame, samples.extent(0), panel_depth, dim);
-    static_cast<void>(frame.ready());
     for_pieces(samples.extent(1), [&](index_t at, index_t count) {
         auto const part = slice<1>(samples, at, count);
         auto const rows = slice<1>(widened, 0, count);
