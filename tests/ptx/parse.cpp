@@ -12,6 +12,8 @@
 #include <optional>
 #include <regex>
 #include <stdexcept>
+#include <unordered_map>
+#include <unordered_set>
 
 #include <cxxabi.h>
 
@@ -400,6 +402,7 @@ private:
     module& module_;
     kernel& kernel_;
     std::size_t shared_ = 0, local_ = 0;
+    std::unordered_map<std::string, symbol> called_shared_; // static variables by name
     std::vector<std::unordered_map<std::string, symbol>> scopes_;
     std::size_t function_scope_ = 1;
     std::vector<std::unordered_map<std::string, std::uint8_t>> families_; // "%r" of .reg .b32 %r<10>: its size
@@ -558,15 +561,29 @@ private:
         if (here.line != 0) { module_.lines_.push_back(here); } // 0: of no line
     }
 
-    /// Dynamic shared memory lies behind the body's own static variables, which are declared at its beginning.
+    /// Dynamic shared memory lies behind the static variables of the body and of all functions that it calls.
     void count_static_shared()
     {
         std::size_t bytes = shared_;
-        std::string_view const body{module_.text_.data() + kernel_.begin, kernel_.end - kernel_.begin};
-        for (std::size_t at = body.find(".shared .align"); at != body.npos; at = body.find(".shared .align", at + 1))
+        std::unordered_set<std::string> seen;
+        std::vector<std::string_view> bodies{{module_.text_.data() + kernel_.begin, kernel_.end - kernel_.begin}};
+        for (std::size_t k = 0; k < bodies.size(); ++k)
         {
-            declaration const made{body.substr(at, body.find(';', at) - at)};
-            bytes = rounded_up(bytes, made.align) + made.bytes;
+            std::string_view const body = bodies[k];
+            for (std::size_t at = body.find(".shared .align"); at != body.npos; at = body.find(".shared .align", at + 1))
+            {
+                declaration const made{body.substr(at, body.find(';', at) - at)};
+                bytes = rounded_up(bytes, made.align) + made.bytes;
+            }
+            for (std::size_t at = body.find("call.uni"); at != body.npos; at = body.find("call.uni", at + 1))
+            {
+                for (std::string_view const part : split(body.substr(at + 8, body.find(';', at) - at - 8), ','))
+                {
+                    auto const called = module_.functions_.find(std::string{trimmed(part)});
+                    if (called == module_.functions_.end() || !seen.insert(called->first).second) { continue; }
+                    bodies.emplace_back(module_.text_.data() + called->second.begin, called->second.end - called->second.begin);
+                }
+            }
         }
         kernel_.static_shared = rounded_up(bytes, 16);
     }
@@ -590,12 +607,17 @@ private:
         }
         if (what != ".shared" && what != ".local" && what != ".param") { wrong("unknown directive"); }
         declaration const made{statement_};
+        if (auto const known = called_shared_.find(made.name); what == ".shared" && known != called_shared_.end())
+        {
+            scopes_.back()[made.name] = known->second; // every call of a function has the same
+            return;
+        }
         std::size_t& at           = what == ".shared" ? shared_ : local_;
         at                        = rounded_up(at, std::max<std::size_t>(made.align, 4));
         scopes_.back()[made.name] = {
             .address = at + (what == ".param" ? local_window : 0)}; // a call's parameters are local memory
         at += made.bytes;
-        if (shared_ > kernel_.static_shared) { wrong("static shared memory of a function that is called"); }
+        if (what == ".shared") { called_shared_[made.name] = scopes_.back()[made.name]; }
     }
 
     /// (results), name, (arguments)

@@ -168,7 +168,6 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     float const factor        = scale_in_base_two(options.scale, D);
     turn_rows<B, U>(on, shape, queries, all, options.encoding, factor, turned, own, later);
     unpack_rows(on, cache, stored_keys, stored_values, stored);
-    run(on, copy_rows<B, T>{slice<1>(values, 0, N), changed});
     run(on, sort_slots<B>{rungs, positions, first}, H);
     run(on, count_fitted<B>{as_input(first), kept, static_cast<index_t>(layout.full_rung), fitted}, H);
     auto const attend = [&](in_view<T, 3, B> const& k, in_view<T, 3, B> const& v, in_view<index_t, 1, B> const& counts,
@@ -212,6 +211,7 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
             {.to = mended, .add = from > 0}, {as_input(fitted), from, true});
     });
     run(on, judge_changes<B>{as_input(slice<1>(missing, fitting, of_block)), as_input(mended), factors}, H);
+    run(on, copy_rows<B, T>{slice<1>(values, 0, N), changed});
     run(on, change_values<B, T>{as_input(changes), as_input(factors), as_input(fitted), as_input(positions),
                 as_input(first), kept, slice<1>(values, 0, N), changed});
 }
