@@ -355,7 +355,7 @@ private:
             "in %.3f s, attended in %.3f s, %.2f MiB of scratch",
             c.attend.calls(), static_cast<double>(c.most) / 0x1p20, c.shares.all().percent(), c.shares.caches(),
             c.shares.of_served().percent(), c.shares.served_caches(), c.compress.calls(), c.compress.seconds(),
-            c.fold.calls(), c.fold.seconds(), c.attend.seconds(), static_cast<double>(with_.scratch->size()) / 0x1p20);
+            c.fold.calls(), c.fold.seconds(), c.attend.seconds(), static_cast<double>(with_.scratch->held()) / 0x1p20);
         if (with_.chosen.free_cells)
         {
             std::fprintf(stderr, ", gave back %.2f MiB of cells", static_cast<double>(c.freed) / 0x1p20);

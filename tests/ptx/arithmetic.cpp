@@ -361,6 +361,7 @@ void add_arithmetic(operations& all)
     all["cvt.u16.u64"]       = each<[](u64 a) { return static_cast<u16>(a); }>();
     all["cvt.u32.u16"]       = each<[](u16 a) { return u32{a}; }>();
     all["cvt.u32.u64"]       = each<[](u64 a) { return static_cast<u32>(a); }>();
+    all["cvt.u64.u16"]       = each<[](u16 a) { return u64{a}; }>();
     all["cvt.u64.u32"]       = each<[](u32 a) { return u64{a}; }>();
     all["cvt.s64.s32"]       = each<[](s32 a) { return s64{a}; }>();
     all["cvt.rn.f32.u16"]    = each<[](u16 a) { return static_cast<float>(a); }>();
@@ -414,6 +415,7 @@ void add_arithmetic(operations& all)
     all["cvta.local.u64"]     = each<[](u64 a) { return a + local_window; }>();
     all["cvta.param.u64"]     = each<[](u64 a) { return a; }>(); // parameters' addresses are generic ones
     all["cvta.to.global.u64"] = each<[](u64 a) { return a; }>();
+    all["cvta.to.shared.u64"] = each<[](u64 a) { return a - shared_window; }>();
     all["cvta.to.local.u64"]  = each<[](u64 a) { return a - local_window; }>();
 }
 

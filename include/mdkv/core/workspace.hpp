@@ -101,7 +101,7 @@ public:
         frame(frame const&)            = delete;
         frame& operator=(frame const&) = delete;
 
-        /// Room for `count` objects, uninitialised; null for none.
+        /// Room for `count` objects, uninitialised; for none, an address that may not be read.
         template <class T>
             requires std::is_trivially_destructible_v<T>
         [[nodiscard]] T* take(index_t count)
@@ -141,7 +141,7 @@ private:
     [[nodiscard]] MDKV_OUTLINE std::byte* take(index_t count)
     {
         constexpr auto line = index_t{alignment};
-        if (count == 0) { return nullptr; }
+        if (count == 0) { return reinterpret_cast<std::byte*>(alignment); } // offsets are added to it
         index_t const bytes = checked_add(count, line - 1) / line * line;
         if (now_.in == nullptr || bytes > now_.in->bytes - now_.at) { enter_free(bytes); }
         std::byte* const taken = now_.in->data + now_.at;

@@ -86,14 +86,16 @@ struct gather_dropped
             marks(h, i) = goes ? 0 : 1;
         }
         gone = t.sum(gone);
-        for (index_t j = 0; j < old && j < most; ++j)
+        for (index_t j = 0; j < most; ++j) // products are made of all keys, also of those that no stand-in has
         {
             index_t const token = run.tokens - old + j;
             for (index_t d = t.rank(); d < keys.extent(2); d += t.size())
             {
-                keys(h, M + j, d) = load_at<T>(run.keys.begin + run.keys.coordinate(token, static_cast<int>(d)));
+                keys(h, M + j, d) = j < old
+                                        ? load_at<T>(run.keys.begin + run.keys.coordinate(token, static_cast<int>(d)))
+                                        : narrow<T>(0.0F);
             }
-            for (index_t d = t.rank(); d < values.extent(2); d += t.size())
+            for (index_t d = t.rank(); j < old && d < values.extent(2); d += t.size())
             {
                 values(h, M + j, d) = load_at<T>(run.values.begin + run.values.coordinate(token, static_cast<int>(d)));
             }
@@ -123,10 +125,10 @@ struct recompressing
     index_t limit_bytes;
     stored_slots<T, space::host> by_slot; // slots by the host's copy of the directory
     stored_slots<T, S> cache_slots;       // slots by the cache's own directory
-    bool chooses        = true;           // false: rungs are `given`, or tokens keep theirs
-    index_t most_made   = 0;     // most new stand-ins, of present ones and dropped tokens; 0: the present ones stay
-    index_t latest      = INT64_MAX; // number of the queries that belong to the cache's last tokens; earlier queries see all
-    index_t tokens_read = 0;     // tokens for which slots and stand-ins stand
+    bool chooses      = true;             // false: rungs are `given`, or tokens keep theirs
+    index_t most_made = 0;      // most new stand-ins, of present ones and dropped tokens; 0: the present ones stay
+    index_t latest = INT64_MAX; // number of the queries that belong to the cache's last tokens; earlier queries see all
+    index_t tokens_read = 0;    // tokens for which slots and stand-ins stand
     in_view<std::uint8_t, 2, B> given{}; // [H, M]  rungs that were chosen before
     in_view<float, 2, B> lse{};          // [H*G, Q]  of the queries, over all that they saw; for stand-ins
 
@@ -239,8 +241,8 @@ struct recompressing
     [[nodiscard]] allocation choose(index_t bytes)
     {
         workspace::frame losses{*on.scratch};
-        auto const loss    = scratch_view<float>(on, losses, H, rungs, M);
-        auto const limit   = scratch_view<index_t>(on, losses, 1);
+        auto const loss  = scratch_view<float>(on, losses, H, rungs, M);
+        auto const limit = scratch_view<index_t>(on, losses, 1);
         expects_finite(on, "recompress: queries", queries);
         expects_finite(on, "recompress: keys by slot", as_input(keys));
         expects_finite(on, "recompress: values by slot", as_input(values));

@@ -152,6 +152,7 @@ struct conclude
             }
             loss += tree_sum(t, sums);
         }
+        t.sync(); // all have seen that the search was active
         if (t.rank() != 0) { return; }
         allocation found     = report_of(limit, search, loss);
         allocation& report   = w.report[limit];

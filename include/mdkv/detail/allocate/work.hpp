@@ -132,7 +132,7 @@ struct work
     {
         index_t const most  = heads * (charge + of.longest() * costs.bytes[costs.rungs - 1]);
         index_t const given = limit_values[limit];
-        index_t const left  = given > heads * costs.channels ? given - heads * costs.channels : given < 0 ? given : 0;
+        index_t const left  = given > heads * costs.channels ? given - heads * costs.channels : given < 0 ? -1 : 0;
         return left < most ? left : most;
     }
     [[nodiscard]] MDKV_HD bool open(std::size_t r, bool projected) const noexcept
