@@ -303,7 +303,7 @@ public:
     }
     [[nodiscard]] index_t past_tokens(index_t layer) const override { return prompt_.losses_of(layer).extent(2); }
     [[nodiscard]] index_t rung_tokens(index_t layer) const override { return prompt_.rungs_of(layer).extent(1); }
-    [[nodiscard]] std::size_t state_bytes() const noexcept override { return state_.size(); }
+    [[nodiscard]] std::size_t state_bytes() const noexcept override { return state_.held(); }
 
 private:
     [[nodiscard]] mdkv::prompt_shape<backend> shape() const { return shape_of<backend>(sizes_, frequencies_.data()); }

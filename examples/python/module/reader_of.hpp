@@ -94,7 +94,7 @@ public:
     [[nodiscard]] reader_bytes bytes() const override
     {
         auto const turn = on_->turn();
-        reader_bytes x{.losses = losses_, .state = static_cast<index_t>(state_.size())};
+        reader_bytes x{.losses = losses_, .state = static_cast<index_t>(state_.held())};
         for (cache const& one : caches_)
         {
             x.arena += one.arena_bytes();
