@@ -137,7 +137,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
             here.write_totals(head);
         }
     });
-    mdkv::detail::score_by_totals<T, backend>(on, keys, values, key_basis, value_basis, plan, loss);
+    mdkv::detail::score_by_totals(on, last);
 }
 
 } // namespace MDKV_NAMESPACE::cpu

@@ -111,26 +111,39 @@ MDKV_HD void column_products(Team const&, float const* const (&direction)[Sums],
     }
 }
 
-/// to[j][i] = sum over d, ascending, of columns[d][i] * direction(j)[d], for the n directions j and the tokens i of a tile.
-template <team Team, class Direction>
-MDKV_HD void project_columns(Team const& t, float const* columns, int dim, int n, Direction const& direction, float* to)
+/// Multiplies a tile's first tokens, as columns, by n directions: take(j, i, sums) gets, for tokens i, i + 1, ..., the sums over
+/// d, ascending, of columns[d][i] * direction(j)[step d].
+template <team Team, class Direction, class Take>
+MDKV_HD void project_columns(Team const& t, float const* columns, int tokens, int dim, int n,
+    Direction const& direction, Take const& take, index_t step = 1)
 {
-    constexpr int sums    = 8; // that grow side by side
+    constexpr int all     = 8; // sums that grow side by side
     constexpr int lanes   = Team::lanes;
     constexpr int vectors = tile_tokens / lanes; // vectors of a column
-    for (int i = member(t); i < (n + sums - 1) / sums * vectors; i += members(t))
+    for (int k = member(t); k < (n + all - 1) / all * vectors; k += members(t))
     {
-        int const j = i / vectors * sums;
-        float const* directions[sums]{};
-        for (int k = 0; k < sums; ++k) { directions[k] = direction(j + k < n ? j + k : j); }
-        float sum[sums][std::size_t{lanes}];
-        column_products(t, directions, columns + i % vectors * lanes, dim, sum);
-        for (int k = 0; k < sums && j + k < n; ++k)
-        {
-            for (int l = 0; l < lanes; ++l) { to[(j + k) * tile_tokens + i % vectors * lanes + l] = sum[k][l]; }
-        }
+        int const first = k / vectors * all;
+        int const i     = k % vectors * lanes;
+        if (i >= tokens) { continue; }
+        float const* directions[all]{};
+        for (int j = 0; j < all; ++j) { directions[j] = direction(first + j < n ? first + j : first); }
+        float sums[all][std::size_t{lanes}];
+        column_products(t, directions, columns + i, dim, sums, step);
+        for (int j = 0; j < all && first + j < n; ++j) { take(first + j, i, sums[j]); }
     }
 }
+
+/// Puts the sums of project_columns to to[j][i].
+struct to_columns
+{
+    float* to;
+
+    template <std::size_t Lanes>
+    MDKV_HD void operator()(int j, int i, float const (&sums)[Lanes]) const noexcept
+    {
+        for (std::size_t l = 0; l < Lanes; ++l) { to[j * tile_tokens + i + static_cast<int>(l)] = sums[l]; }
+    }
+};
 
 /// to[l] = 2^x[l] for x <= 127, to a few units of rounding; 0 below -126. A backend may have an overload of its own.
 template <team Team>

@@ -104,12 +104,20 @@ private:
         t.sync();
         if (ref.r == walk.cache.layout.rungs) { return copy_exact(t, memory, ref); }
         bool const in_basis = ref.basis == run_basis::projected;
+        auto const& basis   = ref.rows.by_token ? walk.value_basis : walk.key_basis;
         if (in_basis) { load(t, memory, 0, dim, memory.columns); }
         for (int c = 0; c < ref.rows.coordinates; c += at_once)
         {
             int const n = ref.rows.coordinates - c < at_once ? ref.rows.coordinates - c : at_once;
-            if (in_basis) { project(t, memory, ref, c, n, dim); }
-            else { load(t, memory, c, n, memory.x); }
+            if (!in_basis) { load(t, memory, c, n, memory.x); }
+            else
+            {
+                t.sync(); // x may still be read
+                project_columns(
+                    t, memory.columns, tile, dim, n, [&](int j) { return basis.row(ref.h, c + j); },
+                    to_columns{memory.x});
+                t.sync();
+            }
             if (ref.rows.kind == storage::plain) { write_elements(t, memory, ref, c, n); }
             else
             {
@@ -154,17 +162,6 @@ private:
         t.sync(); // `to` may still be read
         widen_columns(
             t, tile, n, [&](int i) { return memory.rows[i] + from; }, to);
-        t.sync();
-    }
-
-    /// x[j][i] = sum over d, ascending, of columns[d][i] * basis[c + j][d] for j < n.
-    template <team Team>
-    MDKV_HD void project(Team const& t, scratch const& memory, tile_ref const& ref, int c, int n, int dim) const
-    {
-        auto const& basis = ref.rows.by_token ? walk.value_basis : walk.key_basis;
-        t.sync(); // x may still be read
-        project_columns(
-            t, memory.columns, dim, n, [&](int j) { return basis.row(ref.h, c + j); }, memory.x);
         t.sync();
     }
 

@@ -48,7 +48,6 @@ struct panel_product
     static constexpr char const* name = "panel_product";
     static constexpr int threads      = 128;
     static constexpr int tile         = tile_tokens;
-    static constexpr int sums         = 8; ///< rows at a time
 
     panel_vectors<B, float> rows;
     panel_vectors<B, T> columns;
@@ -56,22 +55,13 @@ struct panel_product
     panel_tokens<B> tokens{};
     bool triangle = false; ///< products of rows up to the columns' last alone
 
-    struct scratch
-    {
-        carver& cut;
-        index_t depth;
-        float* columns = cut.take<float>(depth * tile); // [K, 16]
-    };
-
     [[nodiscard]] MDKV_HD index_t tiles() const noexcept { return (columns.count() + tile - 1) / tile; }
     [[nodiscard]] index_t items() const noexcept { return rows.from.extent(0) * tiles(); }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(columns.depth()); }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return columns.depth() * tile * index_t{sizeof(float)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        constexpr int lanes = Team::lanes;
-        constexpr int parts = tile / lanes; // parts of a tile
         index_t const h     = item / tiles();
         index_t const first = item % tiles() * tile;
         index_t const left  = tokens.among(h, columns.count(), false) - first;
@@ -81,22 +71,15 @@ struct panel_product
         index_t const step  = rows.across ? rows.from.stride(1) : 1;
         index_t const apart = rows.across ? 1 : rows.from.stride(1);
         auto const all      = static_cast<int>(triangle && first + tile < rows.count() ? first + tile : rows.count());
-        carver cut          = t.scratch();
-        scratch const mine{cut, depth};
-        fetch(t, h, first, count, depth, mine.columns);
+        float* const copied = t.scratch().template take<float>(index_t{depth} * tile); // [K, 16]
+        fetch(t, h, first, count, depth, copied);
         t.sync();
-        for (int i = member(t); i < (all + sums - 1) / sums * parts; i += members(t))
-        {
-            int const r      = i / parts * sums;
-            int const column = i % parts * lanes;
-            int const here   = count - column < lanes ? count - column : lanes;
-            if (here <= 0) { continue; }
-            float const* row[sums]{};
-            for (int k = 0; k < sums; ++k) { row[k] = rows.from.row(h, 0) + (r + k < all ? r + k : r) * apart; }
-            float product[sums][std::size_t{lanes}];
-            column_products(t, row, mine.columns + column, depth, product, step);
-            for (int k = 0; k < sums && r + k < all; ++k) { take(h, r + k, first + column, product[k], here); }
-        }
+        project_columns(
+            t, copied, count, depth, all, [&](int r) { return rows.from.row(h, 0) + r * apart; },
+            [&](int r, int i, auto const& sums) {
+                take(h, r, first + i, sums, count - i < Team::lanes ? count - i : Team::lanes);
+            },
+            step);
     }
 
 private:

@@ -125,8 +125,8 @@ private:
     {
         t.sync(); // x may still be read
         project_columns(
-            t, memory.columns, static_cast<int>(basis.extent(2)), n, [&](int j) { return basis.row(h, c + j); },
-            memory.x);
+            t, memory.columns, tile, static_cast<int>(basis.extent(2)), n, [&](int j) { return basis.row(h, c + j); },
+            to_columns{memory.x});
         t.sync();
     }
 
@@ -325,14 +325,13 @@ private:
 };
 
 /// The part of score after both sweeps, which every backend shares.
-template <element T, backend B>
-void score_by_totals(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<float, 3, B> key_basis,
-    in_view<float, 3, B> value_basis, score_plan const& plan, out_view<float, 3, B> loss)
+template <backend B, element T>
+void score_by_totals(B const& on, score_losses<T, B> const& last)
 {
-    index_t const centred = plan.rotates ? keys.extent(0) : 0;
-    run(on, score_value_sums<T, B>{values, plan}, centred * plan.value_pieces());
-    run(on, score_centre{plan}, centred);
-    run(on, score_losses<T, B>{keys, values, key_basis, value_basis, plan, loss});
+    index_t const centred = last.plan.rotates ? last.keys.extent(0) : 0;
+    run(on, score_value_sums<T, B>{last.values, last.plan}, centred * last.plan.value_pieces());
+    run(on, score_centre{last.plan}, centred);
+    run(on, last);
 }
 
 } // namespace MDKV_NAMESPACE::detail

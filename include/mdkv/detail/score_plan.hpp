@@ -49,8 +49,8 @@ struct score_head
 struct score_plan
 {
     score_rung rungs[max_rungs]{};
-    int columns[max_rungs + 1]{}; ///< coordinates of each softmax's keys; entry 0 stands before the first
-    int total_row[max_rungs + 1]; ///< rung in whose row of losses a softmax has its totals first; -1: in `spare`
+    int columns[max_rungs + 1]{};   ///< coordinates of each softmax's keys; entry 0 stands before the first
+    int total_row[max_rungs + 1]{}; ///< rung in whose row of losses a softmax has its totals first; -1: in `spare`
     int count     = 0;
     int softmaxes = 1;
     int dropped   = -1; ///< index in the ratio set, or none

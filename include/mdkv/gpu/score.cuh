@@ -58,9 +58,11 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     states.memory = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
     plan.set_totals(loss, frame.take<float>(plan.spare_floats(heads) + plan.sum_floats(heads)));
     if (tokens == 0) { return; }
-    index_t const most = most_shared_memory(on);
-    expects(tiling.all <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ",
-        tiling.all, " bytes of a block's shared memory at these rungs; this GPU has ", most);
+    mdkv::detail::score_losses<T, backend> const last{keys, values, key_basis, value_basis, plan, loss};
+    index_t const shared = (std::max)(tiling.all, last.scratch_bytes());
+    index_t const most   = most_shared_memory(on);
+    expects(shared <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ", shared,
+        " bytes of a block's shared memory at these rungs; this GPU has ", most);
 
     mdkv::detail::score_queries<backend, U> const panels{queries, plan};
     run(on, panels, heads * panels.panels());
@@ -91,7 +93,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         options.query_weights.value_or(in_view<float, 1, backend>{}), plan, states};
     run(on, join, heads * join.per_head());
     launch(on, kernels::score_totals<T>{key_rows, plan, tiling, tiles}, checked_multiply(heads, tiles));
-    mdkv::detail::score_by_totals<T, backend>(on, keys, values, key_basis, value_basis, plan, loss);
+    mdkv::detail::score_by_totals(on, last);
 }
 
 } // namespace MDKV_NAMESPACE::gpu

@@ -45,7 +45,6 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
 {
     costs.expects_valid("allocate");
     bool const lists    = !of.first.empty();
-    bool const readable = B::memory_space == space::host;
     index_t const count = limits.extent(0);
     auto const R        = static_cast<index_t>(costs.size());
     expects(of.heads() >= 0, "allocate: first [H + 1] is empty");
@@ -76,11 +75,11 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
     arguments.in("limits", limits, {count}, "n").out("report", report, {count}, "n");
     if constexpr (B::memory_space == space::host)
     {
-        for (index_t i = 0; i < count && readable; ++i)
+        for (index_t i = 0; i < count; ++i)
         {
             expects(limits(i) >= 0, "allocate: limits[", i, "] is ", limits(i), "; it must not be negative");
         }
-        for (index_t h = 0; h < of.heads() && lists && readable; ++h)
+        for (index_t h = 0; h < of.heads() && lists; ++h)
         {
             index_t const begin = of.first(h);
             index_t const end   = of.first(h + 1);

@@ -87,8 +87,9 @@ void expects_score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys,
 /// \param[out] loss         [H, R, N]    >= 0, in units of |v|; exactly 0 at the full rung
 /// \pre    Q >= 1; D, Dv, Q and G*Q at most 2^24; keys, values, queries finite (see `expects_finite`)
 /// \cost   O(H*G*Q*N*(D + r)) multiply-adds twice (D once if lse is given), r the coordinates of the widest projected
-///         rung; keys read twice, values once (twice, and keys three times, with codes of whole vectors); scratch O(H*G*Q*D + threads*R*D);
-///         G*Q*N only for heads whose logits take at most 1 MiB each (cpu)
+///         rung; keys read twice, values once (twice, and keys three times, with codes of whole vectors); scratch
+///         O(H*G*Q*D + threads*(D + R)), with codes H*N*Dv/512 more, without a rung that has no basis H*N; G*Q*N only for heads
+///         whose logits take at most 1 MiB each (cpu)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        a shape disagrees, a rung is no whole number of coordinates, an output overlaps; nothing

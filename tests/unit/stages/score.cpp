@@ -298,6 +298,17 @@ TEST_CASE("a log-sum-exp that is a NaN, infinite or far too low makes its head's
     }
 }
 
+TEST_CASE("projected rungs alone have the losses that they have beside dropped and full tokens")
+{
+    layer<float> const x{{}};
+    auto const alone  = scored(x, at_run_time({fraction(1, 4), fraction(1, 2)}));
+    auto const beside = scored(x, at_run_time({drop, fraction(1, 4), fraction(1, 2), full}));
+    for (std::size_t i = 0; i < alone.size(); ++i)
+    {
+        CHECK(alone[i] == beside[(i / 128 * 4 + i / 64 % 2 + 1) * 64 + i % 64]); // two heads of 64 tokens
+    }
+}
+
 TEST_CASE("keys elsewhere take their part of every softmax, known by their log-sum-exps alone")
 {
     constexpr float infinity = std::numeric_limits<float>::infinity();
