@@ -21,6 +21,7 @@
 #include <mdkv/detail/team.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 
 namespace MDKV_NAMESPACE::cpu::detail
@@ -52,10 +53,11 @@ inline constexpr index_t least_block_tokens = 64;
 /// Distance in bytes at which page prefetches run ahead of the tokens being read.
 inline constexpr index_t looked_up_bytes = index_t{1} << 18;
 
-/// to = to * by + from * from_by, over n coordinates.
+/// to = to * by + from * from_by, over n coordinates. The last product is not rounded: compilers would choose one of the two
+/// anew in each copy of the function.
 [[gnu::noinline]] inline void combine(float* to, float by, float const* from, float from_by, index_t n) noexcept
 {
-    for (index_t c = 0; c < n; ++c) { to[c] = to[c] * by + from[c] * from_by; }
+    for (index_t c = 0; c < n; ++c) { to[c] = std::fma(from[c], from_by, to[c] * by); }
 }
 
 [[gnu::noinline]] inline void multiply_by(float factor, float* x, index_t n) noexcept
