@@ -7,7 +7,8 @@
 #
 # As root, who makes the roots FOLDER/bookworm, FOLDER/trixie and FOLDER/forky with mmdebstrap. README's lines of transformers need
 # torch, whose wheel for Linux on PyPI takes 6 GB: they run in this machine's environment for the package's tests
-# (examples/setup.sh python-peers), with the wheel beside it, if there is one. Exit status: 1 if a try failed, 2 if none can be made.
+# (examples/setup.sh python-peers), with the wheel beside it, if there is one. OUT/TRIED gets a line for each try. Exit status: 1 if a
+# try failed, 2 if none can be made.
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../../examples/setup.sh"
@@ -89,4 +90,5 @@ else
     "$peers" -m pip install -q --disable-pip-version-check --no-deps --target "$folder/target" "$wheel"
     try "$name" env PYTHONPATH="$folder/target" "$peers" "$folder/with_torch.py"
 fi
+cp "$results" "$out/TRIED"
 python3 "$mdkv_root/tests/tools/count_results.py" "wheels=$results"
