@@ -84,7 +84,8 @@ package_tests() {
     fi
 }
 
-# build_package: the Python package as pip builds it, in $build/python/packages, once in a run
+# build_package: the Python package as pip builds it, for this processor alone (the part of wheels has modules for two), in
+# $build/python/packages, once in a run
 build_package() {
     local log=$build/python.log
     [[ -z ${package_built:-} ]] || return 0
@@ -94,7 +95,11 @@ build_package() {
         return 1
     fi
     rm -rf "$build/python"
-    install_package packages >"$log" 2>&1 || { tail -n 40 "$log"; note FAILED "python: the build"; return 1; }
+    if ! install_package packages -C cmake.define.MDKV_PYTHON_INSTRUCTIONS=native >"$log" 2>&1; then
+        tail -n 40 "$log"
+        note FAILED "python: the build"
+        return 1
+    fi
     package_built=yes
 }
 
