@@ -13,7 +13,6 @@
 #include "support/random.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -35,9 +34,9 @@ struct packed_sizes
     index_t window = 4;
     mdkv::head_dims dims{16, 16};
     std::vector<mdkv::rung> rungs{mdkv::drop, mdkv::fraction(1, 8), mdkv::fraction(1, 4), mdkv::full};
-    double common     = 0; ///< added to every third coordinate of all keys
-    float scale       = 0; ///< cache_layout::scale
-    index_t stand_ins = 0; ///< most stand-ins of a head, random ones
+    double common        = 0;     ///< added to every third coordinate of all keys
+    float scale          = 0;     ///< cache_layout::scale
+    index_t stand_ins    = 0;     ///< most stand-ins of a head, random ones
     bool coded_stand_ins = false; ///< they end the run of the cheapest rotated rung
 };
 
