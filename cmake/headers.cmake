@@ -1,15 +1,21 @@
 # Public headers: each compiles alone, all of them link together.
 
-# A test whose first include is its header shows that this one compiles alone, unless the compiler is told of others before.
-set(headers_alone ${mdkv_headers})
-if(NOT mdkv_half_alone)
-    set(first_includes ${library_tests} ${layer_tests})
-    list(FILTER first_includes INCLUDE REGEX "${MDKV_TEST_SOURCES}")
-    foreach(source IN LISTS first_includes)
+# mdkv_remove_included_first(HEADERS SOURCE...): takes from the list the headers that are a source's first include: it shows
+# that they compile alone
+function(mdkv_remove_included_first headers)
+    foreach(source IN LISTS ARGN)
         file(STRINGS "${source}" first REGEX "^#include" LIMIT_COUNT 1)
         string(REGEX REPLACE "^#include <(.*)>$" "\\1" first "${first}")
-        list(REMOVE_ITEM headers_alone "${first}")
+        list(REMOVE_ITEM ${headers} "${first}")
     endforeach()
+    set(${headers} ${${headers}} PARENT_SCOPE)
+endfunction()
+
+set(headers_alone ${mdkv_headers})
+if(NOT mdkv_half_alone) # which includes another header before
+    set(first_includes ${library_tests} ${layer_tests})
+    list(FILTER first_includes INCLUDE REGEX "${MDKV_TEST_SOURCES}")
+    mdkv_remove_included_first(headers_alone ${first_includes})
 endif()
 
 # Of the others one source each, which includes the header twice and nothing else. Linking them into one program finds what is
