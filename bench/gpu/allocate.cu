@@ -8,7 +8,6 @@
 #include <mdkv/gpu/device.cuh>
 #include <mdkv/stages/allocate.hpp>
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <deque>

@@ -9,7 +9,6 @@
 #include <mdkv/gpu/launch.cuh>
 #include <mdkv/gpu/memory.cuh>
 
-#include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <functional>

@@ -9,7 +9,6 @@
 #include "support/host.hpp"
 #include "support/random.hpp"
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <limits>

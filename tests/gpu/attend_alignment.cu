@@ -12,7 +12,6 @@
 #include "support/host.hpp"
 #include "support/packed.hpp"
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 

@@ -20,7 +20,6 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>

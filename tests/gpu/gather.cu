@@ -1,6 +1,5 @@
 #include <mdkv/engine/gather.hpp>
 
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/gpu/backend.cuh>

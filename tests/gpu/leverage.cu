@@ -13,7 +13,6 @@
 #include "support/random.hpp"
 
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>

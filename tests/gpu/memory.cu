@@ -1,14 +1,12 @@
 #include <mdkv/gpu/memory.cuh>
 
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-
-#include "gpu/support/device_packed.hpp"
 
 #include <new>
 #include <type_traits>
 #include <utility>
 
+#include "gpu/support/device.hpp"
 #include "support/host.hpp"
 
 #include <doctest/doctest.h>

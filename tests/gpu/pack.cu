@@ -19,10 +19,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <limits>
-#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>

@@ -1,9 +1,7 @@
 #include <mdkv/stages/pool.hpp>
 
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/gpu/backend.cuh>
 
 #include "gpu/support/device.hpp"

@@ -22,10 +22,8 @@
 #include "support/host.hpp"
 #include "support/layer.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <vector>
 

@@ -14,7 +14,6 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
 #include <mdkv/gpu/score.cuh>
-#include <mdkv/presets.hpp>
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pack.hpp>
 

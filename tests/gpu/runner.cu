@@ -13,12 +13,12 @@
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pack.hpp>
 
-#include "runner/systems/layer_cache.hpp"
-#include "runner/systems/packed_cache.hpp"
-#include "runner/systems/prompt_layer.hpp"
 #include "examples/runner/device_layers.hpp"
 #include "examples/runner/scratch_memory.hpp"
 #include "gpu/support/device_packed.hpp"
+#include "runner/systems/layer_cache.hpp"
+#include "runner/systems/packed_cache.hpp"
+#include "runner/systems/prompt_layer.hpp"
 #include "support/compare.hpp"
 #include "support/packed.hpp"
 #include "support/random.hpp"
@@ -29,7 +29,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>

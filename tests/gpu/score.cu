@@ -19,7 +19,6 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>

@@ -4,7 +4,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/launch.cuh>
 
 #include "gpu/support/device.hpp"
 #include "support/compare.hpp"
@@ -16,7 +15,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include <doctest/doctest.h>

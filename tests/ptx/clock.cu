@@ -10,7 +10,6 @@
 
 #include <array>
 #include <cstdio>
-#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>

@@ -6,7 +6,6 @@
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
-#include <mdkv/stages/basis.hpp>
 #include <mdkv/stages/pack.hpp>
 
 #include <device_memory.hpp>
@@ -15,9 +14,7 @@
 #include "support/host.hpp"
 #include "support/packed.hpp"
 
-#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include <driver_types.h>
 
