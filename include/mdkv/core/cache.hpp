@@ -220,15 +220,19 @@ struct cache_view
     }
 };
 
-/// An owner of one layer's cache on a backend's memory: `cpu::cache`, `gpu::cache`, or a type of your own with `view()`.
-template <class C, class B>
-concept cache_owner_on = requires(C& cache) {
-    typename decltype(cache.view())::element_type;
-    requires decltype(cache.view())::memory_space == B::memory_space;
-};
-
 namespace detail
 {
+
+template <class T, space S>
+[[nodiscard]] constexpr cache_view<T, S> cache_of(cache_view<T, S> const& cache) noexcept
+{
+    return cache;
+}
+template <class Owner>
+[[nodiscard]] constexpr auto cache_of(Owner& owner) noexcept -> decltype(owner.view())
+{
+    return owner.view();
+}
 
 /// The view with write access that jobs take, also jobs that only read; the public calls before them accept both views.
 template <class T, space S>
@@ -239,6 +243,10 @@ template <class T, space S>
 }
 
 } // namespace detail
+
+/// One layer's cache in a backend's memory: a `cache_view`, or an owner, `cpu::cache`, `gpu::cache` or a type of your own with `view()`.
+template <class C, class B>
+concept cache_on = decltype(detail::cache_of(std::declval<C&>()))::memory_space == B::memory_space;
 
 /// Lays out one head from the number of its tokens at each rung and of its stand-ins: fills the entry and returns the first
 /// free byte. All offsets are decided here; the sum over the heads is the arena's size.
