@@ -46,12 +46,12 @@ struct append_token
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        bool const one      = at_once();
+        bool const one         = at_once();
         index_t const appended = *cache.appended;
         index_t const room     = cache.tail_capacity - appended;
-        index_t const all   = keys.extent(1) < room ? keys.extent(1) : room;
-        index_t const first = one ? 0 : item / tiles();
-        index_t const last  = one ? cache.layout.heads - 1 : first;
+        index_t const all      = keys.extent(1) < room ? keys.extent(1) : room;
+        index_t const first    = one ? 0 : item / tiles();
+        index_t const last     = one ? cache.layout.heads - 1 : first;
         index_t const tile  = item % tiles() * tile_tokens - appended % tile_tokens; // in tokens from the first one on
         index_t const begin = one || tile < 0 ? 0 : tile;
         index_t const end   = one || tile + tile_tokens >= all ? all : tile + tile_tokens;
@@ -156,8 +156,8 @@ struct count_tail
 /// \see    tests/unit/append.cpp
 template <backend B, element U, std::size_t Rank, cache_on<B> Cache>
     requires(Rank == 2 || Rank == 3)
-void append(B const& on, view<U const, Rank, B::memory_space> keys, view<U const, Rank, B::memory_space> values,
-    Cache&& to)
+void append(
+    B const& on, view<U const, Rank, B::memory_space> keys, view<U const, Rank, B::memory_space> values, Cache&& to)
 {
     if constexpr (Rank == 2) { return append(on, detail::of_one(keys), detail::of_one(values), to); }
     else

@@ -67,8 +67,8 @@ template <backend B>
     recompress_options<B> options{
         .limit = limit, .pooling = chosen.pooling, .allocation = {.charge = chosen.charge}, .scale = chosen.scale};
     options.uniform_queries = chosen.uniform_queries(queries);
-    options.early_weight = chosen.early_weight;
-    options.question     = chosen.question;
+    options.early_weight    = chosen.early_weight;
+    options.question        = chosen.question;
     if (chosen.window_part > 0) { options.window = chosen.window; }
     return options;
 }
@@ -174,8 +174,8 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, preset const
 {
     expects(cache.fold_limit > 0, "recompress: the cache's fold_limit is ", cache.fold_limit,
         "; set it, or give recompress_options a limit");
-    return recompress(on, queries, chosen.ratios,
-        fold_options<B>(chosen, budget::bytes(cache.fold_limit), queries.extent(1)), cache);
+    return recompress(
+        on, queries, chosen.ratios, fold_options<B>(chosen, budget::bytes(cache.fold_limit), queries.extent(1)), cache);
 }
 
 /// The same into another cache: `from` stays as it is, e.g. the prefix of many questions, in a file even. A question that was
@@ -245,8 +245,8 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
             " tokens");
         c.out("options.sources", *options.sources, {{heads, capacity}}, "H,S");
     }
-    expects(
-        options.window.value_or(0) >= 0, "recompress: window is ", options.window.value_or(0), "; it must not be negative");
+    expects(options.window.value_or(0) >= 0, "recompress: window is ", options.window.value_or(0),
+        "; it must not be negative");
     layer_shape const whole{heads, query_group, longest, 0, layout.dims, index_t{sizeof(T)}};
     whole.expects_valid("recompress");
     index_t const limit       = options.limit.in_bytes(whole);
@@ -269,7 +269,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
         }
     }
     layer_shape const shape{heads, query_group, longest - window, window, layout.dims, index_t{sizeof(T)}};
-    index_t const least     = shape.window_bytes() + stand_ins;
+    index_t const least = shape.window_bytes() + stand_ins;
     expects(limit >= least, "recompress: a budget of ", limit, " bytes cannot hold the window of ", window,
         stand_ins > 0 ? " tokens and the stand-ins" : " tokens", "; at least ", least, " bytes are needed");
     detail::stored_slots<T, space::host> const by_slot{directory, next, shape.tokens};

@@ -51,7 +51,7 @@ struct lay_out_heads
         index_t unbased = 0; // heads with tokens at a projected rung whose basis is missing
         for (index_t h0 = 0; h0 < layout.heads; h0 += t.size())
         {
-            index_t const h  = h0 + t.rank();
+            index_t const h     = h0 + t.rank();
             bool const in_range = h < layout.heads;
             array<index_t, max_rungs> count{};
             for (std::size_t r = 0; in_range && r < layout.rungs; ++r)
@@ -179,8 +179,10 @@ struct pack_operands
     in_view<index_t, 2, B> first;          ///< [H, R+1]   from sort_slots
     in_view<float, 3, B> stand_in_keys;
     in_view<float, 3, B> stand_in_values;
-    in_view<std::uint8_t, 2, B> carried{}; ///< [H, N]  1 for tokens copied afterwards: tiles of such tokens alone are not written
-    head_entry const* stored = nullptr;    ///< directory of a cache whose stand-ins are copied afterwards, without stand_in_keys
+    in_view<std::uint8_t, 2, B>
+        carried{}; ///< [H, N]  1 for tokens copied afterwards: tiles of such tokens alone are not written
+    head_entry const* stored =
+        nullptr; ///< directory of a cache whose stand-ins are copied afterwards, without stand_in_keys
 };
 
 /// The body of pack, for checked operands.
@@ -197,10 +199,10 @@ void pack_tokens(B const& on, pack_operands<B, T> const& of, cache_view<T, B::me
     auto const more_keys   = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.keys);
     auto const more_values = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.values);
     bool const bases       = !of.key_basis.empty() && !of.value_basis.empty();
-    write_channels<T, B> const means_of_codes{of.channels, of.value_means, {{}, of.keys, fitted}, {of.values, means},
-        of.positions, of.first, cache};
-    pack_tiles<T, B> const tiles{{cache, of.key_basis, of.value_basis, layout.rungs + 1,
-                                     of.keys.extent(1) + layout.window + most, most > 0},
+    write_channels<T, B> const means_of_codes{
+        of.channels, of.value_means, {{}, of.keys, fitted}, {of.values, means}, of.positions, of.first, cache};
+    pack_tiles<T, B> const tiles{
+        {cache, of.key_basis, of.value_basis, layout.rungs + 1, of.keys.extent(1) + layout.window + most, most > 0},
         of.keys, of.values, of.window_keys, of.window_values, as_input(more_keys), as_input(more_values), of.positions,
         of.first, of.carried};
     if constexpr (requires { reserve(on, tiles, tiles.items()); }) // nothing is written if memory is lacking

@@ -7,6 +7,7 @@
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/replay/balance.hpp>
 
 #include <cstdint>
 
@@ -53,34 +54,6 @@ struct chunk_losses
     }
 };
 
-/// Adds each layer's losses of a chunk at rung 0 to those of the tokens before. An item is a layer.
-template <backend B>
-struct add_totals
-{
-    static constexpr char const* name = "reader_add_totals";
-
-    sum_pieces<B> chunk;  // [L, H, n]
-    double const* before; // [L]  or null
-    double* after;        // [L]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t l) const
-    {
-        double const total = chunk.total(t, l);
-        if (t.rank() == 0) { after[l] = (before == nullptr ? 0.0 : before[l]) + total; }
-    }
-};
-
-/// Losses of a layer in units of its mean, and of its depth.
-struct layer_unit
-{
-    double const* total; // sum at rung 0 over the layer's heads and all tokens read
-    double count;        // number of summands
-    double late;         // weight of the layer
-
-    [[nodiscard]] MDKV_HD double value() const { return *total == 0 ? 0.0 : late * count / *total; }
-};
-
 /// Writes the losses of a layer's tokens before its new window to their list. A rung above a token's own saves nothing. An item
 /// is a head.
 template <element T, backend B>
@@ -93,13 +66,13 @@ struct spread_losses
     stored_slots<T, S> by_slot;
     slot_losses<T, S> kept;
     chunk_losses<B> chunk;
-    layer_unit unit;
+    layer_units unit;
     out_view<float, 2, B> loss; // [R, tokens]
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        double const factor  = unit.value();
+        double const factor  = unit.of(0);
         index_t const stored = kept.stored(h);
         index_t const rungs  = loss.extent(0);
         by_slot.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
@@ -116,29 +89,6 @@ struct spread_losses
                 }
             }
         });
-    }
-};
-
-/// Adds the losses of a layer's tokens by the last queries. An item is a rung.
-template <backend B>
-struct join_spread
-{
-    static constexpr char const* name = "reader_join";
-
-    in_view<float, 2, B> scored; // [R, tokens]
-    layer_unit unit;
-    out_view<float, 2, B> loss; // [R, tokens]
-
-    [[nodiscard]] index_t items() const noexcept { return loss.extent(0); }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t r) const
-    {
-        double const factor = unit.value();
-        for (index_t i = t.rank(); i < loss.extent(1); i += t.size())
-        {
-            loss(r, i) = static_cast<float>(double{loss(r, i)} + double{scored(r, i)} * factor);
-        }
     }
 };
 

@@ -40,18 +40,19 @@ struct sort_slots
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        index_t const before_head     = begin.empty() ? 0 : begin(h) - begin(0);
-        index_t const n               = begin.empty() ? rung.extent(1) : begin(h + 1) - begin(h);
-        auto const R                  = static_cast<int>(rungs());
-        auto const working            = static_cast<int>(workers(t.size()));
-        auto const rank               = static_cast<int>(t.rank());
-        auto const size               = static_cast<int>(t.size());
-        auto* const next              = t.scratch().template take<std::int32_t>(index_t{working} * R); // [R, workers]
-        std::uint8_t const* const row = n == 0 ? nullptr : rung.row(h) + before_head; // no tokens may come without memory
-        std::int32_t* const out       = n == 0 ? nullptr : positions.row(h);
-        index_t const each            = ((n + working - 1) / working + vec16 - 1) / vec16 * vec16;
-        index_t const own             = rank < working && rank * each < n ? rank * each : n; // first of this worker's
-        index_t const end             = n - own < each ? n : own + each;
+        index_t const before_head = begin.empty() ? 0 : begin(h) - begin(0);
+        index_t const n           = begin.empty() ? rung.extent(1) : begin(h + 1) - begin(h);
+        auto const R              = static_cast<int>(rungs());
+        auto const working        = static_cast<int>(workers(t.size()));
+        auto const rank           = static_cast<int>(t.rank());
+        auto const size           = static_cast<int>(t.size());
+        auto* const next          = t.scratch().template take<std::int32_t>(index_t{working} * R); // [R, workers]
+        std::uint8_t const* const row =
+            n == 0 ? nullptr : rung.row(h) + before_head; // no tokens may come without memory
+        std::int32_t* const out = n == 0 ? nullptr : positions.row(h);
+        index_t const each      = ((n + working - 1) / working + vec16 - 1) / vec16 * vec16;
+        index_t const own       = rank < working && rank * each < n ? rank * each : n; // first of this worker's
+        index_t const end       = n - own < each ? n : own + each;
         for (int i = rank; i < working * R; i += size) { next[i] = 0; }
         t.sync();
         for_rungs(row, own, end, [&](index_t, int r) {

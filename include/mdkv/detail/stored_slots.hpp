@@ -64,7 +64,8 @@ template <element T>
 {
     index_t heads = 0; // with stand-ins
     for (index_t h = 0; h < cache.layout.heads; ++h) { heads += cache.heads[h].stand_ins > 0 ? 1 : 0; }
-    return cache.layout.stand_in_run < cache.layout.rungs ? heads * channel_bytes(cache.layout.dims, index_t{sizeof(T)}) : 0;
+    return cache.layout.stand_in_run < cache.layout.rungs ? heads * channel_bytes(cache.layout.dims, index_t{sizeof(T)})
+                                                          : 0;
 }
 
 /// For every rung of one cache the rung of another that is stored alike; the other's number of rungs if there is none.
@@ -87,10 +88,11 @@ template <element T>
 template <element T, space S>
 struct stored_slots
 {
-    cache_view<T, S> cache;                 ///< present cache
-    cache_layout layout;                    ///< layout of the new cache
-    index_t most = 0;                       ///< M: tokens of the longest head before its new window
-    view<index_t const, 1, S> first{};      ///< [H + 1]  where heads begin in a list of their tokens before new windows, and end
+    cache_view<T, S> cache; ///< present cache
+    cache_layout layout;    ///< layout of the new cache
+    index_t most = 0;       ///< M: tokens of the longest head before its new window
+    view<index_t const, 1, S>
+        first{}; ///< [H + 1]  where heads begin in a list of their tokens before new windows, and end
     array<std::size_t, max_rungs> same = same_rungs(cache.layout, layout); ///< rung of the new cache, by present rung
 
     /// Where head h begins in the list of these heads alone.

@@ -70,7 +70,7 @@ struct reader_work
     index_t pending = 0;     ///< tokens of a chunk that some layers have stored already, after an error in another one
     prompt_progress asked{}; ///< rows of `recent`, by layer; the last ones are the chunk's
     bool finished = false;
-    bool lowered  = false; ///< tokens have lost bytes
+    bool lowered  = false;     ///< tokens have lost bytes
     std::vector<bytes> kept{}; ///< [L]  losses of stored tokens, see slot_losses
 
     out_view<T, 4, B> sinks{};          ///< [L, H, replay_part::sinks, D]
@@ -131,7 +131,8 @@ struct reader_work
         index_t const head = stand_ins * one.token_bytes() + costs.channels;
         stand_ins          = H * head <= limit_bytes - least ? stand_ins : 0;
         auto const [D, Dv] = shape.dims;
-        index_t const queries = (std::min)(settings.queries, shape.tokens); // if they do not score, for channels and stand-ins
+        index_t const queries =
+            (std::min)(settings.queries, shape.tokens); // if they do not score, for channels and stand-ins
         sinks      = scratch_view<T>(on, memory, L, H, settings.replayed->sinks, D);
         recent     = scratch_view<U>(on, memory, L, H * shape.group, queries, D);
         recent_lse = scratch_view<float>(on, memory, L, H * shape.group, queries);
@@ -211,7 +212,7 @@ struct reader_work
     void add_chunk(B const& on, index_t l, out_view<double, 3, B> gram, out_view<T, 3, B> keys) const
     {
         workspace::frame frame{*on.scratch};
-        auto const values = scratch_view<T>(on, frame, H, keys.extent(1), shape.dims.values);
+        auto const values     = scratch_view<T>(on, frame, H, keys.extent(1), shape.dims.values);
         cache_view<T, S> tail = cache(l).view(); // nothing but the tail
         tail.heads            = no_tokens.data_handle();
         tail.layout.window    = 0;
@@ -225,11 +226,11 @@ struct reader_work
     {
         index_t const D = shape.dims.keys;
         workspace::frame frame{*on.scratch};
-        auto const keys      = scratch_view<T>(on, frame, H, n, D);
-        auto const all       = scratch_view<double>(on, frame, H, D, D);
-        auto const gram      = scratch_view<double>(on, frame, H, D, D);
-        auto const whitener  = scratch_view<float>(on, frame, H, D, D);
-        auto const mass      = scratch_view<double>(on, frame, L, H);
+        auto const keys     = scratch_view<T>(on, frame, H, n, D);
+        auto const all      = scratch_view<double>(on, frame, H, D, D);
+        auto const gram     = scratch_view<double>(on, frame, H, D, D);
+        auto const whitener = scratch_view<float>(on, frame, H, D, D);
+        row_totals<B> const mass{frame, {nullptr, 1, L * H}, {nullptr, {1, L * H, 1}, {0, 0, 1}}}; // of sums alone
         auto const leverages = scratch_view<leverage_sum>(on, frame, n);
         auto const widened   = scratch_view<float>(on, frame, n);
         run(on, fill<leverage_sum>{leverages.data_handle(), 0, n});
@@ -239,16 +240,16 @@ struct reader_work
             add_chunk(on, l, all, keys);
             run(on, copy_rows<B, double>{as_input(all), gram});
             run(on, whiten<B>{gram, whitener}, H);
-            run(on, add_leverage_mass<B>{as_input(all), as_input(whitener), after(mass.data_handle(), l * H)}, H);
+            run(on, add_leverage_mass<B>{as_input(all), as_input(whitener), mass.pieces.sums + l * H}, H);
             add_leverages(on, as_input(keys), as_input(whitener), leverages);
         }
         // The factor's limit is that of `balance` for the whole prompt.
         double const most = 0x1p127
                             / (static_cast<double>(L * H) * static_cast<double>(shape.tokens)
                                 * std::exp(std::fmax(double{settings.shared->depth}, 0.0)));
-        sum_pieces<B> const of_all{{nullptr, {1, L * H, 1}, {0, 0, 1}}, mass.data_handle()}; // sums alone
+        run(on, add_totals<B>{mass.pieces, mass.totals, nullptr});
         run(on, widen_leverages<B>{as_input(leverages), widened.data_handle()});
-        run(on, weigh_surroundings<B>{as_input(widened), of_all, read + n,
+        run(on, weigh_surroundings<B>{as_input(widened), mass.totals, read + n,
                     double{leverage_power_for(settings.leverage_power(), shape.tokens)}, most, factors.data_handle()});
     }
 
@@ -264,7 +265,8 @@ struct reader_work
         if (!last)
         {
             double const more = double{slack()} * static_cast<double>(report.limit_bytes); // cut below 64 bits
-            report.limit_bytes += (std::min)(static_cast<index_t>((std::min)(more, 0x1p62)), INT64_MAX - report.limit_bytes);
+            report.limit_bytes +=
+                (std::min)(static_cast<index_t>((std::min)(more, 0x1p62)), INT64_MAX - report.limit_bytes);
         }
         for (index_t l = 0; l < L && all == 0 && last; ++l) { cache(l) = cache(l).like(layout(0), 0, 0); }
         if (all == 0 || (n == 0 && !last)) { return measured(report); }
@@ -280,8 +282,8 @@ struct reader_work
         for (index_t l = 0; l < L; ++l) { most = (std::max)(most, longest(ends, l)); }
 
         workspace::frame frame{*on.scratch};
-        auto const first = scratch_view<index_t>(on, frame, L * H + 1);
-        auto const rung  = scratch_view<std::uint8_t>(on, frame, ends.back());
+        auto const first   = scratch_view<index_t>(on, frame, L * H + 1);
+        auto const rung    = scratch_view<std::uint8_t>(on, frame, ends.back());
         auto const list_of = [&](index_t l) { // of a layer
             return token_list{as_input(slice<0>(first, l * H, H + 1)), ends[static_cast<std::size_t>(l * H)],
                 ends[static_cast<std::size_t>((l + 1) * H)], longest(ends, l)};
@@ -290,20 +292,17 @@ struct reader_work
         report.chosen.status = allocation_status::everything_kept;
         {
             workspace::frame choosing{*on.scratch};
-            auto const sums       = scratch_view<double>(on, choosing, L);
             auto const loss       = scratch_view<float>(on, choosing, R, chooses ? ends.back() : 0);
             index_t const counted = counts ? n : 0;
-            sum_pieces<B> of_chunk{
-                {losses.data_handle(), {L, H, counted}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
-            of_chunk.sums = choosing.template take<double>(of_chunk.items());
-            run(on, of_chunk);
-            run(on, add_totals<B>{of_chunk, totals.data_handle(), sums.data_handle()}, L);
+            row_totals<B> const sums{choosing, {nullptr, L, H},
+                {losses.data_handle(), {L, H, counted}, {losses.stride(0), losses.stride(1), 1}}};
+            sums.find(on, nullptr, totals.data_handle());
             if (weighs() && counts) { weigh_leverages(on, n); }
             for (index_t l = 0; l < L && chooses; ++l)
             {
                 run(on,
                     spread_losses<T, B>{slots_of(l, W, list_of(l)), kept_of(l), chunk_of(l, n),
-                        unit_of(l, after(sums.data_handle(), l), all, 1.0), list_of(l).of(loss)},
+                        units_of(l, sums.totals + l, all, 1.0), list_of(l).of(loss)},
                     H);
             }
             for (index_t l = 0; l < L && chooses && settings.last_queries_score(); ++l)
@@ -321,8 +320,8 @@ struct reader_work
             auto const keys = scratch_view<T>(on, more, weighs() ? H : 0, counted, shape.dims.keys);
             on.scratch->hold_peak(); // weigh_leverages has made the calls of add_chunk before
             // Nothing throws from here on: the means count the chunk.
-            auto const row = [&](auto const& x) { return view<double, 3, S>{x.data_handle(), {1, 1, L}, {0, 0, 1}}; };
-            run(on, copy_rows<B, double>{row(sums), row(totals)});
+            auto const row = [&](double* x) { return view<double, 3, S>{x, {1, 1, L}, {0, 0, 1}}; };
+            run(on, copy_rows<B, double>{row(sums.totals), row(totals.data_handle())});
             for (index_t l = 0; l < L && weighs() && counts; ++l) { add_chunk(on, l, item_of(grams, l), keys); }
             wait(on);
             pending = n;
@@ -393,7 +392,8 @@ struct reader_work
         return most;
     }
 
-    [[nodiscard]] layer_unit unit_of(index_t l, double const* total, index_t tokens, double weight) const
+    /// The unit of layer l, whose losses at rung 0 add up to `total`.
+    [[nodiscard]] layer_units units_of(index_t l, double const* total, index_t tokens, double weight) const
     {
         double const depth = settings.shared ? double{settings.shared->depth} : 0.0;
         return {total, static_cast<double>(H * tokens),
@@ -421,18 +421,19 @@ struct reader_work
         if (n == 0 || count == 0) { return; }
         workspace::frame frame{*on.scratch};
         auto const scored = scratch_view<float>(on, frame, R, n);
-        auto* const total = frame.template take<double>(1);
-        sum_pieces<B> pieces{{scored.data_handle(), {1, 1, n}, {0, 0, 1}}, nullptr};
-        pieces.sums = frame.template take<double>(pieces.items());
+        row_totals<B> const total{frame, {nullptr, 1, 1}, {scored.data_handle(), {1, 1, n}, {0, 0, 1}}};
         host_directory<T> const directory{on, cache(l).view()};
         auto const how    = fold_options<B>(settings, budget::bytes(0), count);
         auto const stored = layer_of(on, l, W, tokens, list, how, directory, false);
         stored.read();
         stored.score_slots(scored);
-        run(on, pieces);
-        run(on, add_totals<B>{pieces, nullptr, total}, 1);
-        run(on, join_spread<B>{as_input(scored), unit_of(l, total, tokens, double{settings.replayed->join}),
-                    list.of(loss)});
+        total.find(on);
+        auto const rows = [&]<class V>(view<V, 2, S> const& x) {
+            return view<V, 4, S>{x.data_handle(), {1, 1, R, n}, {0, 0, x.stride(0), 1}};
+        };
+        auto const joined = rows(list.of(loss));
+        run(on, weigh_losses<B>{as_input(joined), {}, nullptr, as_input(rows(scored)),
+                    units_of(l, total.totals, tokens, double{settings.replayed->join}), joined});
     }
 
     /// Chooses rungs for all layers at once or, unless they share the limit, for each.

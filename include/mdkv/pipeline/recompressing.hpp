@@ -62,14 +62,14 @@ struct gather_dropped
     static constexpr int threads      = 128;
 
     stored_slots<T, S> by_slot;
-    std::uint8_t const* rung;            // list of all tokens
-    view<T, 3, S> keys;                  // [H, M + most stand-ins, D]
-    view<T, 3, S> values;                // [H, M + most stand-ins, Dv]
-    view<std::uint8_t, 2, S> marks;      // [H, M + most stand-ins]  0 for these rows, 1 for others
-    index_t* dropped;                    // [H]  tokens
-    index_t* old_seeds;                  // [H]  clusters of the new stand-ins that form around present ones
-    index_t read;                        // tokens for which the slots and the present stand-ins stand
-    head_entry* entries;                 // [H]  receive the number of new stand-ins
+    std::uint8_t const* rung;       // list of all tokens
+    view<T, 3, S> keys;             // [H, M + most stand-ins, D]
+    view<T, 3, S> values;           // [H, M + most stand-ins, Dv]
+    view<std::uint8_t, 2, S> marks; // [H, M + most stand-ins]  0 for these rows, 1 for others
+    index_t* dropped;               // [H]  tokens
+    index_t* old_seeds;             // [H]  clusters of the new stand-ins that form around present ones
+    index_t read;                   // tokens for which the slots and the present stand-ins stand
+    head_entry* entries;            // [H]  receive the number of new stand-ins
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
@@ -343,8 +343,8 @@ private:
             .stand_in_bytes                    = stand_in_bytes(by_slot.cache),
             .released                          = H == 0 ? 0
                                                         : H
-                                      * (run_of_head(by_slot.cache, 0, by_slot.cache.layout.rungs + 1).tokens
-                                          + by_slot.cache.layout.window - W),
+                                     * (run_of_head(by_slot.cache, 0, by_slot.cache.layout.rungs + 1).tokens
+                                         + by_slot.cache.layout.window - W),
             .chosen                            = chosen};
         std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 2)));
         fetch(on, counts.data_handle(), all.data(), H * (rungs + 2));

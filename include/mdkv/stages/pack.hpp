@@ -115,14 +115,14 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
         .bytes("cache.appended", cache.appended, cache.appended == nullptr ? 0 : index_t{sizeof(index_t)}, true);
     if constexpr (B::memory_space == space::host)
     {
-        index_t const bytes = detail::bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout,
-            !key_basis.empty() && !value_basis.empty(), {stand_ins});
+        index_t const bytes = detail::bytes_of_rungs<T>(
+            on, "pack", rung, rung.data_handle(), layout, !key_basis.empty() && !value_basis.empty(), {stand_ins});
         expects<insufficient_workspace>(
             bytes <= cache.arena_bytes, "pack: the arena holds ", cache.arena_bytes, " bytes, ", bytes, " are needed");
     }
     workspace::frame frame{*on.scratch};
     auto const positions = detail::scratch_view<std::int32_t>(on, frame, heads, tokens);
-    auto const first = detail::scratch_view<index_t>(on, frame, heads, static_cast<index_t>(layout.rungs) + 1);
+    auto const first     = detail::scratch_view<index_t>(on, frame, heads, static_cast<index_t>(layout.rungs) + 1);
     run(on, detail::sort_slots<B>{rung, positions, first}, heads);
     detail::pack_tokens<B, T>(on,
         {keys, values, window_keys, window_values, key_basis, value_basis, channels, {}, as_input(positions),

@@ -641,7 +641,8 @@ TEST_CASE_TEMPLATE("coded stand-ins are the bytes of tokens at their rung, and h
                     auto const rung = x.rung.in();
                     workspace::frame frame{*on.scratch};
                     auto const positions = detail::scratch_view<std::int32_t>(on, frame, H, rung.extent(1));
-                    auto const first = detail::scratch_view<index_t>(on, frame, H, static_cast<index_t>(x.layout.rungs) + 1);
+                    auto const first =
+                        detail::scratch_view<index_t>(on, frame, H, static_cast<index_t>(x.layout.rungs) + 1);
                     run(on, detail::sort_slots<cpu::backend>{rung, positions, first}, H);
                     detail::pack_tokens<cpu::backend, T>(on,
                         {x.keys.in(), x.values.in(), layer.window_keys.in(), layer.window_values.in(),
