@@ -154,7 +154,7 @@ struct count_tail
 ///                                 Nothing was changed in either case. gpu: tokens without room are not written, and counted
 ///                                 beyond the capacity
 /// \see    tests/unit/append.cpp
-template <backend B, element U, std::size_t Rank, cache_on<B> Cache>
+template <backend B, element U, std::size_t Rank, writable_cache_on<B> Cache>
     requires(Rank == 2 || Rank == 3)
 void append(
     B const& on, view<U const, Rank, B::memory_space> keys, view<U const, Rank, B::memory_space> values, Cache&& to)
@@ -199,7 +199,7 @@ void append(
 /// \order  deterministic
 /// \throws invalid_argument   tokens is negative, or the cache has no directory
 /// \see    tests/unit/append.cpp
-template <backend B, cache_on<B> Cache>
+template <backend B, writable_cache_on<B> Cache>
 void truncate_tail(B const& on, index_t tokens, Cache&& of)
 {
     auto const cache = detail::cache_of(of);

@@ -247,6 +247,10 @@ template <class T, space S>
 /// One layer's cache in a backend's memory: a `cache_view`, or an owner, `cpu::cache`, `gpu::cache` or a type of your own with `view()`.
 template <class C, class B>
 concept cache_on = decltype(detail::cache_of(std::declval<C&>()))::memory_space == B::memory_space;
+/// The same, to write to.
+template <class C, class B>
+concept writable_cache_on =
+    cache_on<C, B> && !std::is_const_v<typename decltype(detail::cache_of(std::declval<C&>()))::element_type>;
 
 /// Lays out one head from the number of its tokens at each rung and of its stand-ins: fills the entry and returns the first
 /// free byte. All offsets are decided here; the sum over the heads is the arena's size.
