@@ -112,7 +112,7 @@ void attend(B const& on, view<U const, Rank, B::memory_space> queries, Cache con
     view<U, Rank, B::memory_space> output, view<float, Rank - 1, B::memory_space> lse)
 {
     auto const cache = detail::cache_of(over);
-    using sequence   = sequence_view<std::remove_const_t<typename decltype(cache)::element_type>, B::memory_space>;
+    using sequence   = sequence_view<typename decltype(cache)::element_type, B::memory_space>;
     if constexpr (Rank == 2)
     {
         sequence const one[]{{cache}};

@@ -10,6 +10,7 @@
 #include <concepts>
 #include <cstddef>
 #include <type_traits>
+#include <utility>
 
 namespace MDKV_NAMESPACE
 {
@@ -250,7 +251,7 @@ concept cache_on = decltype(detail::cache_of(std::declval<C&>()))::memory_space 
 /// The same, to write to.
 template <class C, class B>
 concept writable_cache_on =
-    cache_on<C, B> && !std::is_const_v<typename decltype(detail::cache_of(std::declval<C&>()))::element_type>;
+    cache_on<C, B> && !std::is_const_v<std::remove_pointer_t<decltype(detail::cache_of(std::declval<C&>()).arena)>>;
 
 /// Lays out one head from the number of its tokens at each rung and of its stand-ins: fills the entry and returns the first
 /// free byte. All offsets are decided here; the sum over the heads is the arena's size.

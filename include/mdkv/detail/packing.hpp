@@ -163,7 +163,7 @@ template <element T, backend B>
     return bytes;
 }
 
-/// What pack stores of a layer.
+/// The parts of a layer that pack stores.
 template <backend B, element T>
 struct pack_operands
 {

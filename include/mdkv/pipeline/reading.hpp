@@ -230,7 +230,7 @@ struct reader_work
         auto const all      = scratch_view<double>(on, frame, H, D, D);
         auto const gram     = scratch_view<double>(on, frame, H, D, D);
         auto const whitener = scratch_view<float>(on, frame, H, D, D);
-        row_totals<B> const mass{frame, {nullptr, 1, L * H}, {nullptr, {1, L * H, 1}, {0, 0, 1}}}; // of sums alone
+        row_totals<B> const mass{frame, {nullptr, 1, L * H}, {nullptr, {1, L * H, 1}, {0, 0, 1}}}; // filled by another job
         auto const leverages = scratch_view<leverage_sum>(on, frame, n);
         auto const widened   = scratch_view<float>(on, frame, n);
         run(on, fill<leverage_sum>{leverages.data_handle(), 0, n});
@@ -284,7 +284,7 @@ struct reader_work
         workspace::frame frame{*on.scratch};
         auto const first   = scratch_view<index_t>(on, frame, L * H + 1);
         auto const rung    = scratch_view<std::uint8_t>(on, frame, ends.back());
-        auto const list_of = [&](index_t l) { // of a layer
+        auto const list_of = [&](index_t l) { // a layer's
             return token_list{as_input(slice<0>(first, l * H, H + 1)), ends[static_cast<std::size_t>(l * H)],
                 ends[static_cast<std::size_t>((l + 1) * H)], longest(ends, l)};
         };

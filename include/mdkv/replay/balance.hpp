@@ -69,7 +69,7 @@ struct layer_units
     double count         = 0;       // number of summands
     double weight        = 1;
     double depth         = 0;
-    index_t layers       = 1; // of the model
+    index_t layers       = 1; // the model's
 
     [[nodiscard]] MDKV_HD double of(index_t l) const
     {
@@ -239,7 +239,7 @@ void join_losses(B const& on, head_share const& heads, in_view<float, 3, B> firs
 {
     auto const [H, R, N] = joined.extents().items;
     if (R == 0) { return; }
-    auto const rows = [&]<class V>(view<V, 3, B::memory_space> const& x) { // of one layer
+    auto const rows = [&]<class V>(view<V, 3, B::memory_space> const& x) { // with a dimension of layers
         return view<V, 4, B::memory_space>{x.data_handle(), {1, H, R, N}, {0, x.stride(0), x.stride(1), 1}};
     };
     auto const at_rung_0 = [&](in_view<float, 3, B> const& x) {
