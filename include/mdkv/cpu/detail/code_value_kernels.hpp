@@ -99,8 +99,8 @@ template <int Bits, int G, int Vectors>
                         {
                             int const h = i / Vectors;
                             int const v = i % Vectors;
-                            if constexpr (Bits == 8) { multiply<Bits, false>(acc[g][h][v], code[h][v], by, step); }
-                            else { multiply<Bits, false>(acc[g][h][v], by, code[h][v], step); }
+                            if constexpr (Bits == 8) { multiply<Bits, false>(acc[g][h][v], code[h][v], by); }
+                            else { multiply<Bits, false>(acc[g][h][v], by, code[h][v]); }
                         }
                     }
                 }
