@@ -230,7 +230,8 @@ struct reader_work
         auto const all      = scratch_view<double>(on, frame, H, D, D);
         auto const gram     = scratch_view<double>(on, frame, H, D, D);
         auto const whitener = scratch_view<float>(on, frame, H, D, D);
-        row_totals<B> const mass{frame, {nullptr, 1, L * H}, {nullptr, {1, L * H, 1}, {0, 0, 1}}}; // filled by another job
+        row_totals<B> const mass{
+            frame, {nullptr, 1, L * H}, {nullptr, {1, L * H, 1}, {0, 0, 1}}}; // filled by another job
         auto const leverages = scratch_view<leverage_sum>(on, frame, n);
         auto const widened   = scratch_view<float>(on, frame, n);
         run(on, fill<leverage_sum>{leverages.data_handle(), 0, n});

@@ -36,10 +36,10 @@ MDKV_OUTLINE void last_logits(query_rows const& q, int heads, int k, byte_range 
         for (index_t i = 0; i < range.end - range.begin; ++i)
         {
             std::byte const* const row = at + i / 4 * 4 * tile_tokens;
-            simd::ints const code =
-                i < fours ? simd::read<simd::ints>(row + first * 4) >> static_cast<int>(i % 4 * 8) & 0xff
-                          : simd::load_bytes(row + (i - fours) * tile_tokens + first);
-            index_t const c = range.begin + i;
+            simd::ints const code      = i < fours
+                                             ? simd::read<simd::ints>(row + first * 4) >> static_cast<int>(i % 4 * 8) & 0xff
+                                             : simd::load_bytes(row + (i - fours) * tile_tokens + first);
+            index_t const c            = range.begin + i;
             sum += (Bits == 8 ? code : code & 15) * query.template number<Bits>(c);
             if (Bits == 4) { sum += (code >> 4) * query.template number<Bits>(c + quantised_group / 2); }
         }

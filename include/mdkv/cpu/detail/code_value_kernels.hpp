@@ -148,8 +148,8 @@ inline constexpr int most_coded_vectors = 4;
 template <int Bits, int Pass>
 [[nodiscard]] constexpr coded_pass coded_sums_of() noexcept
 {
-    constexpr int G       = (std::min)(heads_of_pass[Pass], most_coded_heads);
-    constexpr int most    = simd::registers / 2 * Bits / 8 / G / sum_registers<Bits>;
+    constexpr int G    = (std::min)(heads_of_pass[Pass], most_coded_heads);
+    constexpr int most = simd::registers / 2 * Bits / 8 / G / sum_registers<Bits>;
     constexpr int vectors =
         std::clamp(most, 1, Bits == 4 && simd::registers < 8 * simd::lanes ? 2 : most_coded_vectors);
     return {vectors * simd::lanes, &coded_sums<Bits, G, vectors>, &round_weights<Bits, G>};

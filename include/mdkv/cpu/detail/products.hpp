@@ -80,7 +80,7 @@ template <bool Signed>
     return add_products(ints{}, bits_as<ints>(sum), ints{} + 0x00010001);
 }
 #elif defined(__aarch64__) && !defined(__ARM_FEATURE_DOTPROD)
-using byte_sums = split_sums;
+using byte_sums                       = split_sums;
 inline constexpr bool short_byte_sums = false;
 template <bool Signed>
 [[nodiscard]] inline byte_sums add_byte_products(byte_sums sum, ints a, ints b) noexcept
