@@ -56,8 +56,6 @@ JOB(add_squares<backend>)
 JOB(dual::begin<space::device>)
 JOB(dual::weigh<space::device>)
 JOB(dual::narrow<space::device>)
-JOB(dual::weigh_ties<space::device>)
-JOB(dual::find_tie<space::device>)
 JOB(dual::assign<space::device>)
 JOB(dual::conclude<space::device>)
 
