@@ -10,6 +10,7 @@
 #include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/pack_tile.hpp>
+#include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/sort_slots.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -114,26 +115,6 @@ struct write_channels
     }
 };
 
-/// Rounds stand-ins to elements. An item is a stand-in's place in a head.
-template <element T, backend B>
-struct narrow_stand_ins
-{
-    static constexpr char const* name = "pack_narrow_stand_ins";
-
-    in_view<float, 3, B> from; // [H, M, D]
-    out_view<T, 3, B> to;      // [H, M, D]
-
-    [[nodiscard]] index_t items() const noexcept { return to.extent(0) * to.extent(1); }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        index_t const h = item / to.extent(1);
-        index_t const j = item % to.extent(1);
-        for (index_t d = t.rank(); d < to.extent(2); d += t.size()) { to(h, j, d) = narrow<T>(from(h, j, d)); }
-    }
-};
-
 /// Bytes of an arena with these rungs, which the host can read.
 /// \throws invalid_argument   naming the head, and the token whose rung is outside the layout or the projected rung that
 ///                            lacks a basis
@@ -212,8 +193,8 @@ void pack_tokens(B const& on, pack_operands<B, T> const& of, cache_view<T, B::me
     }
     run(on, lay_out_heads<T, B>{cache, bases, of.first, {most, of.stored}}, 1);
     run(on, means_of_codes, coded);
-    run(on, narrow_stand_ins<T, B>{of.stand_in_keys, more_keys});
-    run(on, narrow_stand_ins<T, B>{of.stand_in_values, more_values});
+    run(on, convert_rows<B, float, T>{of.stand_in_keys, 1.0F, more_keys});
+    run(on, convert_rows<B, float, T>{of.stand_in_values, 1.0F, more_values});
     run(on, tiles);
 }
 
