@@ -9,13 +9,11 @@
 #include "support/guarded_buffer.hpp"
 #include "support/host.hpp"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace support

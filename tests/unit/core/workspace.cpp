@@ -12,16 +12,12 @@
 #include <doctest/doctest.h>
 #include <new>
 #include <optional>
-#include <string>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 namespace
 {
 
 using namespace mdkv;
-using support::error_text;
 
 /// What a stage does with its workspace, in small: two arrays, of 10 floats and of 3 doubles.
 bool stage(workspace& scratch)
