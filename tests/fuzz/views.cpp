@@ -12,6 +12,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/engine/finite.hpp>
 
 #include "python/module/dlpack.hpp"

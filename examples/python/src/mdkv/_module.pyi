@@ -338,9 +338,9 @@ class Stored:
     Caches in the bytes of a file: checked once, and attended where they lie. The bytes must not change.
     """
 
-    def __init__(self, bytes: Annotated[Tensor[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], *, model: str = '', revision: str = '', tokenizer: str = '', rope: str = '', salt: str = '', everything: bool = True, backend: Backend | None = None) -> None:
+    def __init__(self, bytes: Annotated[Tensor[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], identity: bytes, *, everything: bool = True, backend: Backend | None = None) -> None:
         """
-        bytes: the whole file as uint8, which is copied if it does not lie at a multiple of 64. everything: compare checksums, which reads all bytes; bounds are checked in either case.
+        bytes: the whole file as uint8, which is copied if it does not lie at a multiple of 64. identity: 32 bytes. everything: compare the checksum, which reads all bytes; bounds are checked in either case.
         """
 
     def __len__(self) -> int:
@@ -382,14 +382,9 @@ class Stored:
     def attachment(self) -> bytes:
         """Bytes of the program that wrote the file, which nothing has checked."""
 
-    def tokens_shared(self, tokens: object) -> int:
-        """
-        First tokens of a text that the file's text begins with, too: all of the file's, or a multiple of 256.
-        """
-
     def positions(self, i: int) -> object:
         """
-        [H, S] places in the text of the rows that unpack gives of layer i, int32, -1 behind a head's last one; [0, 0] if they were not given when the file was written.
+        [H, S] places in the text of the rows that unpack gives of layer i, int32, -1 behind a head's last one; [H, 0] if they were not given when the file was written.
         """
 
     def layer(self, i: int, head: int = 0, count: int = -1) -> Layer:
@@ -397,7 +392,7 @@ class Stored:
         A Layer of heads [head, head + count) of the file's layer i (-1: all that follow), whose compressed part lies in the file's bytes. Its tail is its own: append, truncate and attend as with any other Layer. recompress puts it into memory of its own. Each call makes another Layer.
         """
 
-def write(path: object | None, layers: Sequence, *, tokens: object = (), positions: Sequence[Annotated[Tensor[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)]] | None = None, attachment: bytes = ..., first_layer: int = 0, model_layers: int | None = None, first_head: int = 0, model_heads: int | None = None, model: str = '', revision: str = '', tokenizer: str = '', rope: str = '', salt: str = '') -> object:
+def write(path: object | None, layers: Sequence, identity: bytes, *, tokens: int = 0, positions: Sequence[Annotated[Tensor[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)]] | None = None, attachment: bytes = ..., first_layer: int = 0, model_layers: int | None = None, first_head: int = 0, model_heads: int | None = None) -> object:
     """
     See mdkv.save and mdkv.write: to a file, or, if path is None, to memory, which is returned.
     """
