@@ -6,6 +6,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
+#include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/stages/basis.hpp>
 #include <mdkv/stages/pack.hpp>
 
@@ -28,6 +29,22 @@
 namespace support
 {
 
+/// Value of coordinate c of token t of a run, in the basis of the run.
+template <class T>
+float stored_value(mdkv::detail::run_rows const& rows, index_t t, int c)
+{
+    using namespace mdkv;
+    if (rows.kind == storage::plain) { return widen(detail::load_at<T>(rows.begin + rows.coordinate(t, c))); }
+    detail::coded_group const group = rows.group(t, c / int{quantised_group});
+    std::byte const* const tile     = rows.begin + rows.tile(t);
+    auto const i                    = static_cast<int>(t % tile_tokens);
+    int const j                     = c % int{quantised_group};
+    auto const byte                 = static_cast<int>(tile[group.code(i, j >= group.bytes ? j - group.bytes : j)]);
+    int const code                  = rows.kind == storage::int8 ? byte : j >= group.bytes ? byte >> 4 : byte & 15;
+    return widen(detail::load_at<half>(tile + group.minimum(i)))
+           + widen(detail::load_at<half>(tile + group.scale(i))) * static_cast<float>(code);
+}
+
 struct packed_sizes
 {
     index_t heads  = 2;
@@ -35,9 +52,9 @@ struct packed_sizes
     index_t window = 4;
     mdkv::head_dims dims{16, 16};
     std::vector<mdkv::rung> rungs{mdkv::drop, mdkv::fraction(1, 8), mdkv::fraction(1, 4), mdkv::full};
-    double common     = 0; ///< added to every third coordinate of all keys
-    float scale       = 0; ///< cache_layout::scale
-    index_t stand_ins = 0; ///< most stand-ins of a head, random ones
+    double common        = 0;     ///< added to every third coordinate of all keys
+    float scale          = 0;     ///< cache_layout::scale
+    index_t stand_ins    = 0;     ///< most stand-ins of a head, random ones
     bool coded_stand_ins = false; ///< they end the run of the cheapest rotated rung
 };
 

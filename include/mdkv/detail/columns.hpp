@@ -49,6 +49,14 @@ MDKV_HD void narrow_lanes(Team const&, float const (&x)[N], T* to)
     for (int l = 0; l < static_cast<int>(N); ++l) { store_at(to + l, narrow<T>(x[l])); }
 }
 
+/// The same for the first n of them; the other x stay.
+template <team Team, element T, std::size_t N>
+MDKV_HD void widen_some(Team const& t, T const* from, index_t n, float (&x)[N])
+{
+    if (n >= static_cast<index_t>(N)) { return widen_lanes(t, from, x); }
+    for (int l = 0; l < n; ++l) { x[l] = widen(load_at<T>(from + l)); }
+}
+
 /// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where token i begins.
 template <team Team, class Row>
 MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const& row, float* to)
@@ -133,17 +141,21 @@ MDKV_HD void project_columns(Team const& t, float const* columns, int tokens, in
     }
 }
 
-/// Puts the sums of project_columns to to[j][i].
-struct to_columns
+/// x[j][i] = coordinate c + j of a tile's token i in a head's basis, for j < n, from the token's `dim` coordinates in `columns`; or,
+/// back from the basis, of the vector itself. All members have seen x and columns, and all see the result.
+template <team Team, class Basis>
+MDKV_OUTLINE MDKV_HD void turn_columns(
+    Team const& t, float const* columns, int dim, Basis const& basis, index_t h, bool back, int c, int n, float* x)
 {
-    float* to;
-
-    template <std::size_t Lanes>
-    MDKV_HD void operator()(int j, int i, float const (&sums)[Lanes]) const noexcept
-    {
-        for (std::size_t l = 0; l < Lanes; ++l) { to[j * tile_tokens + i + static_cast<int>(l)] = sums[l]; }
-    }
-};
+    t.sync();
+    project_columns(
+        t, columns, tile_tokens, dim, n, [&](int j) { return back ? basis.row(h, 0) + c + j : basis.row(h, c + j); },
+        [&](int j, int i, auto const& sums) {
+            for (int l = 0; l < Team::lanes; ++l) { x[j * tile_tokens + i + l] = sums[l]; }
+        },
+        back ? basis.stride(1) : 1);
+    t.sync();
+}
 
 /// to[l] = 2^x[l] for x <= 127, to a few units of rounding; 0 below -126. A backend may have an overload of its own.
 template <team Team>

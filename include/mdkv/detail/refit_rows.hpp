@@ -53,7 +53,7 @@ void turn_rows(B const& on, refit_blocks const& shape, in_view<U, 3, B> queries,
                 in_view<U, 3, B> const of_head{after(from.data_handle(), g * from.stride(0)),
                     {to.extent(0), shape.each, from.extent(2)}, {shape.group * from.stride(0), from.stride(1), 1}};
                 auto const rows = slice<1>(to, b * shape.of_block() + g * shape.each, shape.each);
-                run(on, widen_rows<B, U>{of_head, factor, rows});
+                run(on, convert_rows<B, U>{of_head, factor, rows});
             };
             widen_to(here, own);
             widen_to(as_input(turned), later);
