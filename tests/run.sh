@@ -3,8 +3,8 @@
 #
 #   bash tests/run.sh               the library with g++, in the machine's vectors and half alone, the headers one by one, the
 #                                   code in the documents, three examples: five minutes of two cores
-#   bash tests/run.sh --daily       what CI runs: the parts of each day, and the deep part of this weekday
-#   bash tests/run.sh --deep NAME   one deep part: aarch64, releases, fuzz, ptx, compilers, bare or models
+#   bash tests/run.sh --daily       what CI runs: the parts of each day, and one deep part, another one tomorrow
+#   bash tests/run.sh --deep NAME   one deep part: aarch64, wheels, fuzz, models, ptx, compilers, older, releases, benches, bare, cuda
 #   bash tests/run.sh --all         all parts
 #   ... --within MINUTES            parts that would begin later are skipped, and counted
 #
@@ -13,15 +13,15 @@
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../examples/setup.sh"
-# shellcheck source=tests/tools/parts.sh # with releases, bare and tags
+# shellcheck source=tests/tools/parts.sh # with tags, cuda, wheels, releases and bare
 source "$mdkv_root/tests/tools/parts.sh"
 
 daily=(size scripts words tags release clang gpu python)
-deep=(aarch64 releases fuzz ptx compilers bare models) # Monday to Sunday
+deep=(aarch64 wheels fuzz models ptx compilers older releases benches bare cuda)
 parts=(size scripts words quick) most_minutes=0
 while (($# > 0)); do
     case $1 in
-        --daily) parts=("${daily[@]}" "${deep[$(date +%u) - 1]}") ;;
+        --daily) parts=("${daily[@]}" "${deep[$(date +%-j) % ${#deep[@]}]}") ;;
         --all) parts=("${daily[@]}" "${deep[@]}") ;;
         --deep)
             [[ " ${deep[*]} " == *" ${2:-} "* && -n ${2:-} ]] || die 2 "--deep is followed by one of: ${deep[*]}"
@@ -165,7 +165,7 @@ part_ptx() {
     if has_nvcc; then checked "ptx/mutations" python3 "$mdkv_root/tests/ptx/mutations.py" "$build/ptx/tests/gpu/mdkv_ptx_tests"; fi
 }
 
-# Other projects' compilers, flags and packages; the reference; benchmarks, compiled.
+# Other projects' compilers and flags; the reference.
 part_compilers() {
     local log=$build/compilers.log
     setup_newest_clang
@@ -177,28 +177,31 @@ part_compilers() {
     else
         note SKIPPED "reference: packages are missing: ${mdkv_reference_packages[*]}"
     fi
+}
+
+# Benchmarks, compiled; other people's projects and packages.
+part_benches() {
     setup_packages "${mdkv_all_test_packages[@]}"
     leg benches bench/all '-R ^(consumer|packaging)/' -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_UNOPTIMISED_BENCH=ON \
         -DMDKV_TEST_SOURCES=/version -DMDKV_BUILD_EXAMPLES=OFF -DMDKV_CUDA=OFF
     gpu_leg gpu-benches mdkv_gpu_bench '^consumer/(install|cuda)$' -DMDKV_TEST_SOURCES=/version -DMDKV_BUILD_BENCH=ON
 }
 
-# The second model; the runner beside Python's packages; the older transformers; LMCache; the package's build with CUDA.
+# The second model; the runner beside Python's packages.
 part_models() {
     setup_test_models
     if (setup_second_model); then export MDKV_SECOND_MODEL=$mdkv_cache/$second_model_name; fi
     leg models 'mdkv_crosscheck_programs mdkv_runner_tests mdkv_reader_tests' '-R ^(runner|systems)/' -DCMAKE_BUILD_TYPE=Release \
         -DCMAKE_CXX_COMPILER="$mdkv_cxx" -DMDKV_BUILD_EXAMPLES=OFF "${small[@]}"
     crosschecks "$build/models/tests"
+}
+
+# The Python package with the older transformers, and in LMCache.
+part_older() {
+    setup_test_models
     if build_package; then
         package_tests kvpress "$mdkv_root"/examples/python/tests/test_{transformers,every_decoder,storing}.py
         package_tests lmcache "$mdkv_root/examples/python/tests/test_lmcache.py"
-        if has_nvcc; then
-            PATH=$PATH:/usr/local/cuda/bin checked "python: the build with CUDA" install_package cuda -C cmake.define.MDKV_PYTHON_CUDA=ON \
-                -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 -C 'cmake.define.CMAKE_CUDA_FLAGS=-Xcicc -O0'
-        else
-            note SKIPPED "python: the build with CUDA: there is no nvcc"
-        fi
     fi
 }
 

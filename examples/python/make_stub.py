@@ -1,21 +1,18 @@
-"""Writes src/mdkv/_module.pyi, the types of the extension module, from the module that is installed: run it after a change of
-module/ and `pip install .` at the repository's root; a test compares the two. Needs nanobind."""
+"""Writes the types of an extension module, for editors and type checkers; the build runs it:  make_stub.py MODULE.so FILE.pyi"""
+import importlib.util
 import pathlib
 import re
+import sys
 
-import mdkv
+from nanobind.stubgen import StubGen
 
-
-def stub():
-    from nanobind.stubgen import StubGen
-
-    made = StubGen(mdkv._module)
-    made.put(mdkv._module)
-    text = re.sub(r"Annotated\[NDArray, dict\(writable=False\)\]|\bNDArray\b", "Tensor", made.get())
-    text = re.sub(r"^(compiled_for: str) = .*$", r"\1", text, flags=re.MULTILINE)
-    text = re.sub(r"^from typing import Annotated$", "from typing import Any", text, flags=re.MULTILINE)
-    return text.replace("from numpy.typing import Tensor\n", "Tensor = Any  # anything with __dlpack__, of rank and type as said\n")
-
-
-if __name__ == "__main__":
-    (pathlib.Path(__file__).parent / "src" / "mdkv" / "_module.pyi").write_text(stub())
+path, to = map(pathlib.Path, sys.argv[1:])
+spec = importlib.util.spec_from_file_location(path.name.partition(".")[0], path)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+made = StubGen(module)
+made.put(module)
+text = re.sub(r"Annotated\[NDArray, dict\(writable=False\)\]|\bNDArray\b", "Tensor", made.get())
+text = re.sub(r"^(compiled_for: str) = .*$", r"\1", text, flags=re.MULTILINE)
+tensor = "from typing import Any\nTensor = Any  # anything with __dlpack__, of rank and type as said\n"
+to.write_text(text.replace("from numpy.typing import Tensor\n", tensor))

@@ -84,7 +84,8 @@ package_tests() {
     fi
 }
 
-# build_package: the Python package as pip builds it, in $build/python/packages, once in a run
+# build_package: the Python package as pip builds it, for this processor alone (the part of wheels has modules for two), in
+# $build/python/packages, once in a run
 build_package() {
     local log=$build/python.log
     [[ -z ${package_built:-} ]] || return 0
@@ -94,13 +95,17 @@ build_package() {
         return 1
     fi
     rm -rf "$build/python"
-    local -x CXX=$mdkv_cxx CMAKE_BUILD_PARALLEL_LEVEL=$jobs
-    install_package packages >"$log" 2>&1 || { tail -n 40 "$log"; note FAILED "python: the build"; return 1; }
+    if ! install_package packages -C cmake.define.MDKV_PYTHON_INSTRUCTIONS=native >"$log" 2>&1; then
+        tail -n 40 "$log"
+        note FAILED "python: the build"
+        return 1
+    fi
     package_built=yes
 }
 
 # install_package FOLDER OPTION...: the package into $build/python/FOLDER
 install_package() {
+    local -x CXX=$mdkv_cxx CMAKE_BUILD_PARALLEL_LEVEL=$jobs
     "$mdkv_cache/python-new/bin/python" -m pip install -q --disable-pip-version-check --no-deps \
         --target "$build/python/$1" "${@:2}" "$mdkv_root"
 }
@@ -149,24 +154,38 @@ part_tags() {
     fi
 }
 
+# The Python package's build with CUDA.
+part_cuda() {
+    if ! has_nvcc || ! (setup_python_peers); then
+        note SKIPPED "python: the build with CUDA: there is no nvcc, or PyPI is out of reach"
+    else
+        PATH=$PATH:/usr/local/cuda/bin checked "python: the build with CUDA" install_package cuda -C cmake.define.MDKV_PYTHON_CUDA=ON \
+            -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 -C 'cmake.define.CMAKE_CUDA_FLAGS=-Xcicc -O0'
+    fi
+}
+
 # What a release offers, made from the last commit, and installed in Debian roots.
-part_releases() {
-    local log=$build/releases.log folder=$build/releases code=0
+part_wheels() { release_part wheels wheel wheel_try.sh files/python; }
+part_releases() { release_part releases 'archive debian plugin' installed.sh files; }
+
+# release_part NAME MADE SCRIPT FOLDER: MADE are parts of release.sh, SCRIPT tries them
+release_part() {
+    local name=$1 log=$build/$1.log folder=$build/$1
     if ((EUID != 0)) || [[ ! -d $mdkv_root/.git ]]; then
-        note SKIPPED "releases: they take root and a clone"
+        note SKIPPED "$name: takes root and a clone"
         return
     fi
     rm -rf --one-file-system "$folder"
-    say "releases (log: $log)"
-    if ! bash "$mdkv_root/cmake/packaging/release.sh" "$folder/files" >"$log" 2>&1; then
-        grep -q 'out of reach' "$log" && note SKIPPED "releases: $(tail -n 1 "$log")" && return
+    say "$name (log: $log)"
+    # shellcheck disable=SC2086 # a list of words
+    if ! bash "$mdkv_root/cmake/packaging/release.sh" "$folder/files" $2 >"$log" 2>&1; then
+        grep -q 'out of reach' "$log" && note SKIPPED "$name: $(tail -n 1 "$log")" && return
         tail -n 40 "$log"
-        note FAILED "releases: cmake/packaging/release.sh"
+        note FAILED "$name: cmake/packaging/release.sh"
         return
     fi
-    bash "$mdkv_root/tests/build/packaging/installed.sh" "$folder/roots" "$folder/files" >>"$log" 2>&1 || code=$?
-    ((code == 0)) || tail -n 60 "$log"
-    if [[ -f $folder/files/TRIED ]]; then results+=("installed=$folder/files/TRIED"); else note FAILED "releases: installed.sh ended early"; fi
+    bash "$mdkv_root/tests/build/packaging/$3" "$folder/roots" "$folder/$4" >>"$log" 2>&1 || tail -n 60 "$log"
+    if [[ -f $folder/$4/TRIED ]]; then results+=("$name=$folder/$4/TRIED"); else note FAILED "$name: $3 ended early"; fi
 }
 
 # README's commands in a Debian root that has nothing, of the last commit.

@@ -20,7 +20,6 @@
 #include <mdkv/recompress.hpp>
 #include <mdkv/replay/advance.hpp>
 #include <mdkv/replay/balance.hpp>
-#include <mdkv/replay/join.hpp>
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/refit.hpp>
 #include <mdkv/replay/replay.hpp>
@@ -480,10 +479,7 @@ std::vector<contents> by_hand(text const& x, preset const& p, budget limit, inde
             });
         };
         pack_with(values);
-        if (p.refitted && !whole)
-        {
-            pack_with(refitted(x, l, p, chosen, extra, caches.back()).in());
-        }
+        if (p.refitted && !whole) { pack_with(refitted(x, l, p, chosen, extra, caches.back()).in()); }
     }
     return contents_of(caches);
 }
@@ -884,8 +880,8 @@ TEST_CASE("arenas never take more than the budget, nor folds of them, whatever p
                 {std::array<index_t, 3>{1, 150, base.window}, {3, 80, 0}, {2, 40, 20}})
             {
                 text const x{layers, tokens};
-                preset p           = base;
-                p.window           = window;
+                preset p = base;
+                p.window = window;
                 layer_shape const whole{x.heads, text::group, tokens, 0, {text::dim, text::value_dim}, 2};
                 index_t const most = whole.full_bytes();
                 workspace scratch{cpu::host_memory{}};
@@ -929,8 +925,8 @@ TEST_CASE("arenas never take more than the budget, nor folds of them, whatever p
                         cache.reserve_tail(24);
                         rows const more = x.part(l, 0, 24);
                         append(on, more.keys, more.values, cache.view());
-                        index_t const within = i % 8 == 0 ? limit : random.below(limit + 1);
-                        auto const options   = fold_options<host>(p, budget::bytes(within), 24);
+                        index_t const within    = i % 8 == 0 ? limit : random.below(limit + 1);
+                        auto const options      = fold_options<host>(p, budget::bytes(within), 24);
                         std::string const error = error_text<invalid_argument>(
                             [&] { recompress(on, more.queries, p.ratios, options, cache); });
                         bool const folds = error.find("bytes are needed") == std::string::npos;
@@ -1221,7 +1217,7 @@ TEST_CASE("losses of rows that the caller chose take the place of replayed ones,
     preset p          = presets::best;
     p.replayed->ahead = 0; // turned queries are then no numbers that half would round
     p.refitted.reset();    // by queries that were not read
-    index_t const n   = 200 - p.window;
+    index_t const n = 200 - p.window;
     tensor<float, 3> replayed{{2, 4, n}};
     rows const part = x.part(0, 0, n);
     support::run([&](host const& on) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a release offers, as users install it, in Debian roots of essential packages: the Python wheel runs where there is no
-# compiler, the llama.cpp backend in Debian's own llama.cpp, and the Debian package's headers are compiled.
+# What a release offers beside the wheels (wheel_try.sh), as users install it, in Debian roots of essential packages: the llama.cpp
+# backend runs in Debian's own llama.cpp, and the Debian package's headers are compiled.
 #
 #   bash tests/build/packaging/installed.sh FOLDER RELEASE
 #
@@ -18,12 +18,6 @@ tests=$mdkv_root/tests
 (cd "$release" && sha256sum --quiet --check SHA256SUMS) || die 1 "$release/SHA256SUMS does not hold"
 # shellcheck source=tests/build/packaging/roots.sh
 source "$tests/build/packaging/roots.sh"
-
-if [[ -d $release/python ]]; then
-    bash "$tests/build/packaging/wheel_try.sh" "$folder" "$release/python" || (($? == 1)) || die 1 "the wheels cannot be tried"
-else
-    skip "the wheels" "$release has no folder python"
-fi
 
 # llama_cpp SUITE: Debian's llama.cpp loads its backends, and gets one more
 llama_cpp() {
@@ -75,7 +69,7 @@ for suite in "${suites[@]}"; do
     try "$suite: find_package(mdkv $version)" inside "$root" "" sh -ec "rm -rf /try/library/build
         cmake -S /try/library/consumer/find_package -B /try/library/build -DMDKV_EXPECTED_VERSION=$version
         cmake --build /try/library/build && /try/library/build/consumer $version"
-    rm -rf --one-file-system "$root" # it has a compiler now, and the wheels' next root may have none
+    rm -rf --one-file-system "$root" # it has a compiler now, and the next run's root may have none
 done
 cp "$results" "$release/TRIED"
 python3 "$tests/tools/count_results.py" "installed=$results"

@@ -24,8 +24,6 @@ def versions(root):
     yield "CHANGELOG.md's newest version", re.search(r"^## \[(\d[^\]]*)\]", changelog, re.M)[1], said
     yield "the version of the README's find_package", asked, [said.rpartition(".")[0]]
     python = root / "examples/python"
-    types_of_module = (python / "src/mdkv/_module.pyi").read_text(encoding="utf-8")
-    yield "the version in the Python module's types", re.findall(r"^library_version: str = '(.*)'$", types_of_module, re.M), [said]
     for readme in (root / "README.md", python / "README.md"):
         files = re.findall(r"\b(?:lib)?(?:ggml-)?mdkv(?:-dev)?[-_](\d+\.\d+\.\d+)\b", readme.read_text(encoding="utf-8"))
         yield f"the versions of files in {readme.relative_to(root)}", set(files), {said}

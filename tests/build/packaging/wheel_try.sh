@@ -6,8 +6,9 @@
 #   bash tests/build/packaging/wheel_try.sh FOLDER OUT [PYTHON]...     OUT: the wheels' folder; PYTHON: interpreters of this machine
 #
 # As root, who makes the roots FOLDER/bookworm, FOLDER/trixie and FOLDER/forky with mmdebstrap. README's lines of transformers need
-# torch, whose wheel for Linux on PyPI takes 6 GB: they run in this machine's environment for the package's tests
-# (examples/setup.sh python-peers), with the wheel beside it, if there is one. Exit status: 1 if a try failed, 2 if none can be made.
+# torch, whose wheel for Linux on PyPI takes 6 GB: they, and test_mdkv.py, run in this machine's environment for the package's tests
+# (examples/setup.sh python-peers), with the wheel beside it, if there is one. OUT/TRIED gets a line for each try. Exit status: 1 if a
+# try failed, 2 if none can be made.
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../../examples/setup.sh"
@@ -88,5 +89,8 @@ else
     rm -rf "$folder/target"
     "$peers" -m pip install -q --disable-pip-version-check --no-deps --target "$folder/target" "$wheel"
     try "$name" env PYTHONPATH="$folder/target" "$peers" "$folder/with_torch.py"
+    try "tests of the modules for two processors" env PYTHONPATH="$folder/target" "$peers" -m pytest -q -p no:cacheprovider \
+        "$mdkv_root/examples/python/tests/test_mdkv.py"
 fi
+cp "$results" "$out/TRIED"
 python3 "$mdkv_root/tests/tools/count_results.py" "wheels=$results"

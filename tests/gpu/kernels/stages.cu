@@ -11,7 +11,6 @@
 #include <mdkv/recompress.hpp>
 #include <mdkv/replay/advance.hpp>
 #include <mdkv/replay/balance.hpp>
-#include <mdkv/replay/join.hpp>
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/refit.hpp>
 #include <mdkv/replay/stand_in.hpp>
@@ -45,10 +44,10 @@ namespace MDKV_NAMESPACE::gpu::kernels
 // replay: advance, join, balance, leverage
 BACKEND_FIRST(advance_rows)
 JOB(sum_pieces<backend>)
-JOB(add_losses<backend>)
+JOB(add_totals<backend>)
 JOB(widen_leverages<backend>)
 JOB(weigh_surroundings<backend>)
-JOB(balance_rows<backend>)
+JOB(weigh_losses<backend>)
 JOB(whiten<backend>)
 JOB(add_squares<backend>)
 
