@@ -3,7 +3,6 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/team.hpp>
 

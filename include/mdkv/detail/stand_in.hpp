@@ -112,7 +112,7 @@ struct attend_dropped
     static constexpr double least_weight = 0x1p-60;
 
     out_view<float, 3, B> products;    // [H, M, n]  of seeds and keys; then the attention to the tokens of each cluster
-    out_view<float, 3, B> attention;   // [H, G * Q, n]  products of rows and keys, overwritten; room for whole tiles
+    out_view<float, 3, B> attention;   // [H, G * Q + 1, n]  products of rows and keys; then attention, and its sum
     in_view<std::uint8_t, 2, B> rungs; // [H, n]
     in_view<index_t, 2, B> seed_slots; // from choose_seeds
     in_view<float, 3, B> seeds;        // from choose_seeds
@@ -132,7 +132,7 @@ struct attend_dropped
         index_t const h     = item / shares.extent(1);
         index_t const s     = item % shares.extent(1);
         index_t const first = s * strip;
-        index_t const rows  = attention.extent(1);
+        index_t const rows  = attention.extent(1) - 1;
         auto const count    = static_cast<int>(rungs.extent(1) - first < strip ? rungs.extent(1) - first : strip);
         std::int32_t* const cluster = clusters.row(h) + first;
         for (int i = member(t); i < count; i += members(t))
@@ -165,7 +165,7 @@ struct attend_dropped
                 float const* const x = attention.row(h, r) + first + i;
                 for (int l = 0; l < lanes; ++l) { sum[l] += double{x[l]}; }
             }
-            float weight[std::size_t{lanes}];
+            float* const weight = attention.row(h, rows) + first + i;
             std::int32_t own[std::size_t{lanes}];
             for (int l = 0; l < lanes; ++l) { weight[l] = static_cast<float>(sum[l] + least_weight); }
             for (int l = 0; l < lanes; ++l) { own[l] = i + l < count ? cluster[i + l] : no_cluster; }
@@ -182,9 +182,7 @@ struct attend_dropped
             for (index_t j = 0; j < shares.extent(2); ++j) { share[j * (rows + 1)] = 0; }
             for (int i = 0; i < count; ++i)
             {
-                index_t const j = cluster[i];
-                if (j == no_cluster) { continue; }
-                share[j * (rows + 1)] += r < rows ? attention(h, r, first + i) : products(h, j, first + i);
+                if (cluster[i] != no_cluster) { share[cluster[i] * (rows + 1)] += attention(h, r, first + i); }
             }
         }
     }

@@ -69,7 +69,7 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
     auto const seed_slots = scratch_view<index_t>(on, frame, heads, clusters);
     auto const seeds      = scratch_view<float>(on, frame, heads, clusters, dim + 1);
     auto const products   = scratch_view<float>(on, frame, heads, clusters, panel_depth);
-    auto const attention  = scratch_view<float>(on, frame, heads, rows, panel_depth);
+    auto const attention  = scratch_view<float>(on, frame, heads, rows + 1, panel_depth);
     auto const cluster    = scratch_view<std::int32_t>(on, frame, heads, panel_depth);
     auto const shares     = scratch_view<float>(on, frame, heads, work::strips(past), clusters, rows + 1);
     auto const lacking    = scratch_view<float>(on, frame, heads, clusters, 2, rows);
@@ -81,7 +81,7 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
         auto const logits = slice<2>(attention, 0, count);
         auto const seed   = slice<2>(products, 0, count);
         multiply<B, T, float>(on, {as_input(slice<2>(seeds, 0, dim))}, {part}, {seed});
-        multiply<B, T, float>(on, {scaled}, {part}, {logits});
+        multiply<B, T, float>(on, {scaled}, {part}, {slice<1>(logits, 0, rows)});
         run(on, work{seed, logits, slice<1>(rungs, at, count), as_input(seed_slots), as_input(seeds), lse, at,
                     options.first_query.value_or(tokens - per_head), slice<1>(cluster, 0, count),
                     slice<1>(shares, work::strips(at), work::strips(count))});

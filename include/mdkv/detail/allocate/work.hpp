@@ -119,7 +119,7 @@ struct work
     limit_search* searches; // [limits]
 
     // Sums, cleared by `begin`; over ranks each rank adds up its own heads' part, and `sum_over_ranks` joins them
-    std::int64_t* histogram;  // [limits, bins]  bytes of the thresholds in each bin, the highest one first
+    std::int64_t* histogram;  // [limits, bins]  bytes of the thresholds in each bin
     std::int64_t* ties;       // [limits, pieces]  bytes
     std::int64_t* counts;     // [limits, heads, max_rungs]  tokens at each rung
     std::int64_t* non_finite; // [limits]  tokens with a non-finite loss
