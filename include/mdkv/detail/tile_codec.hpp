@@ -80,7 +80,14 @@ MDKV_HD void copy_codes(Team const& t, coded_group const& group, std::byte const
         store_at(to + other.scale(j), load_at<half>(from + group.scale(i)));
         store_at(to + other.minimum(j), load_at<half>(from + group.minimum(i)));
     }
-    for (int b = member(t); b < group.bytes; b += members(t)) { to[other.code(j, b)] = from[group.code(i, b)]; }
+    int const near = group.by_token || group.bytes % 4 != 0 ? 1 : 4; // codes of a token that lie side by side
+    for (int b = near * member(t); b < group.bytes; b += near * members(t))
+    {
+        std::byte const* const here = from + group.code(i, b);
+        std::byte* const there      = to + other.code(j, b);
+        if (near == 4) { store_at(there, load_at<std::uint32_t>(here)); }
+        else { *there = *here; }
+    }
 }
 
 /// Writes the codes of a group's coordinates of a tile's first `count` tokens. x is used up.
