@@ -29,7 +29,6 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/balance.hpp>
-#include <mdkv/replay/join.hpp>
 #include <mdkv/stages/allocate.hpp>
 
 #include "bench.hpp"
@@ -177,9 +176,9 @@ void all_of_a_preset(benchmark::State& state)
         index_t const r     = transport.number;
         index_t const first = heads * r / ranks, own = heads * (r + 1) / ranks - first;
         mdkv::ranks const all = transport.with(first, heads);
-        auto replayed    = losses(layers * own, rungs, tokens);
-        auto const last  = losses(own, rungs, tokens);
-        index_t const to = layers * heads * tokens * costs.bytes[costs.size() - 1] / 10;
+        auto replayed         = losses(layers * own, rungs, tokens);
+        auto const last       = losses(own, rungs, tokens);
+        index_t const to      = layers * heads * tokens * costs.bytes[costs.size() - 1] / 10;
         std::vector<mdkv::leverage_sum> leverages(static_cast<std::size_t>(tokens), mdkv::leverage_sum{1} << 36U);
         std::vector<std::uint8_t> rung(static_cast<std::size_t>(layers * own * tokens));
         mdkv::allocation report;

@@ -46,12 +46,12 @@ struct append_token
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        bool const one      = at_once();
+        bool const one         = at_once();
         index_t const appended = *cache.appended;
         index_t const room     = cache.tail_capacity - appended;
-        index_t const all   = keys.extent(1) < room ? keys.extent(1) : room;
-        index_t const first = one ? 0 : item / tiles();
-        index_t const last  = one ? cache.layout.heads - 1 : first;
+        index_t const all      = keys.extent(1) < room ? keys.extent(1) : room;
+        index_t const first    = one ? 0 : item / tiles();
+        index_t const last     = one ? cache.layout.heads - 1 : first;
         index_t const tile  = item % tiles() * tile_tokens - appended % tile_tokens; // in tokens from the first one on
         index_t const begin = one || tile < 0 ? 0 : tile;
         index_t const end   = one || tile + tile_tokens >= all ? all : tile + tile_tokens;
@@ -136,16 +136,16 @@ struct count_tail
 
 } // namespace detail
 
-/// Adds n tokens to every head's tail, in place.
+/// Adds one token or n to every head's tail, in place.
 ///
 /// Only the host can refuse a full tail: in device memory the tokens are counted, so that `*cache.appended` is beyond
 /// `cache.tail_capacity` from then on, and attend reads no further than the capacity. Engines count their appended
 /// tokens: `reserve_tail` makes room in time.
 ///
 /// \param on          backend
-/// \param[in] keys    [H, n, D]   after position encoding (positions go on from the prompt's true length), any element type
-/// \param[in] values  [H, n, Dv]
-/// \param     cache   the tail must have room
+/// \param[in] keys    [H, D] or [H, n, D]    after position encoding (positions go on from the prompt's true length), any element type
+/// \param[in] values  [H, Dv] or [H, n, Dv]
+/// \param     to      the cache's view, or its owner; the tail must have room
 /// \cost   writes n tokens; no scratch, no allocation
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  deterministic
@@ -154,61 +154,38 @@ struct count_tail
 ///                                 Nothing was changed in either case. gpu: tokens without room are not written, and counted
 ///                                 beyond the capacity
 /// \see    tests/unit/append.cpp
-template <backend B, element T, element U>
-void append(B const& on, in_view<U, 3, B> keys, in_view<U, 3, B> values, cache_view<T, B::memory_space> const& cache)
+template <backend B, element U, std::size_t Rank, writable_cache_on<B> Cache>
+    requires(Rank == 2 || Rank == 3)
+void append(
+    B const& on, view<U const, Rank, B::memory_space> keys, view<U const, Rank, B::memory_space> values, Cache&& to)
 {
-    detail::checks arguments{on, "append"};
-    index_t const n = keys.extent(1);
-    expects(cache.appended != nullptr, "append: cache has no directory");
-    arguments.rows("keys", keys, {cache.layout.heads, n, cache.layout.dims.keys}, "H,n,D")
-        .rows("values", values, {cache.layout.heads, n, cache.layout.dims.values}, "H,n,Dv")
-        .bytes("cache.tail", cache.tail, cache.layout.heads * cache.tail_head_bytes(), true)
-        .bytes("cache.appended", cache.appended, sizeof(index_t), true);
-    if constexpr (B::memory_space == space::host)
-    {
-        index_t const held = *cache.appended;
-        expects<insufficient_workspace>(n <= cache.tail_capacity - held, "append: the tail holds ", held,
-            " tokens and has room for ", cache.tail_capacity, "; ", n, " more do not fit");
-    }
+    if constexpr (Rank == 2) { return append(on, detail::of_one(keys), detail::of_one(values), to); }
     else
     {
-        expects(reinterpret_cast<std::uintptr_t>(cache.tail) % alignof(T) == 0, "append: cache.tail is not aligned to ",
-            index_t{alignof(T)}, " bytes");
+        auto const cache = detail::cache_of(to);
+        using T          = typename decltype(cache)::element_type;
+        detail::checks arguments{on, "append"};
+        index_t const n = keys.extent(1);
+        expects(cache.appended != nullptr, "append: cache has no directory");
+        arguments.rows("keys", keys, {cache.layout.heads, n, cache.layout.dims.keys}, "H,n,D")
+            .rows("values", values, {cache.layout.heads, n, cache.layout.dims.values}, "H,n,Dv")
+            .bytes("cache.tail", cache.tail, cache.layout.heads * cache.tail_head_bytes(), true)
+            .bytes("cache.appended", cache.appended, sizeof(index_t), true);
+        if constexpr (B::memory_space == space::host)
+        {
+            index_t const held = *cache.appended;
+            expects<insufficient_workspace>(n <= cache.tail_capacity - held, "append: the tail holds ", held,
+                " tokens and has room for ", cache.tail_capacity, "; ", n, " more do not fit");
+        }
+        else
+        {
+            expects(reinterpret_cast<std::uintptr_t>(cache.tail) % alignof(T) == 0,
+                "append: cache.tail is not aligned to ", index_t{alignof(T)}, " bytes");
+        }
+        detail::append_token<B, T, U> const job{keys, values, cache};
+        run(on, job);
+        if (!job.at_once()) { run(on, detail::count_tail<B::memory_space>{cache.appended, n, INT64_MAX}, 1); }
     }
-    detail::append_token<B, T, U> const job{keys, values, cache};
-    run(on, job);
-    if (!job.at_once()) { run(on, detail::count_tail<B::memory_space>{cache.appended, n, INT64_MAX}, 1); }
-}
-
-/// Adds one token: append with n = 1.
-///
-/// \param on          backend
-/// \param[in] keys    [H, D]
-/// \param[in] values  [H, Dv]
-/// \param     cache   the tail must have room
-/// \cost   writes a token; no scratch, no allocation
-/// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \throws invalid_argument        a shape disagrees
-/// \throws insufficient_workspace  the tail has no room
-template <backend B, element T, element U>
-void append(B const& on, in_view<U, 2, B> keys, in_view<U, 2, B> values, cache_view<T, B::memory_space> const& cache)
-{
-    append(on, detail::of_one(keys), detail::of_one(values), cache);
-}
-
-/// The same for the cache's owner.
-/// \param on          backend
-/// \param[in] keys    [H, n, D] or [H, D]
-/// \param[in] values  [H, n, Dv] or [H, Dv]
-/// \param     cache   the tail must have room
-/// \cost   the view's call
-/// \sync   as the view's call
-/// \throws the errors of the views' calls
-template <backend B, element U, std::size_t Rank, cache_owner_on<B> Owner>
-void append(B const& on, view<U const, Rank, B::memory_space> keys, view<U const, Rank, B::memory_space> values,
-    Owner& cache)
-{
-    append(on, keys, values, cache.view());
 }
 
 /// Takes the last appended tokens back, so that at most `tokens` of them stay: rejected drafts, a regenerated answer. The
@@ -216,31 +193,19 @@ void append(B const& on, view<U const, Rank, B::memory_space> keys, view<U const
 ///
 /// \param on      backend
 /// \param tokens  tokens that may stay, counted from the first one appended since `compress`, `pack` or `recompress`
-/// \param cache   loses its other appended tokens
+/// \param of      the cache's view, or its owner; loses its other appended tokens
 /// \cost   constant; no scratch, no allocation
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  deterministic
 /// \throws invalid_argument   tokens is negative, or the cache has no directory
 /// \see    tests/unit/append.cpp
-template <backend B, class T>
-void truncate_tail(B const& on, index_t tokens, cache_view<T, B::memory_space> const& cache)
+template <backend B, writable_cache_on<B> Cache>
+void truncate_tail(B const& on, index_t tokens, Cache&& of)
 {
+    auto const cache = detail::cache_of(of);
     expects(tokens >= 0, "truncate_tail: tokens is ", tokens, "; it must not be negative");
     expects(cache.appended != nullptr, "truncate_tail: cache has no directory");
     run(on, detail::count_tail<B::memory_space>{cache.appended, 0, tokens}, 1);
-}
-
-/// The same for the cache's owner.
-/// \param on      backend
-/// \param tokens  tokens that may stay
-/// \param cache   loses its other appended tokens
-/// \cost   the view's call
-/// \sync   as the view's call
-/// \throws the errors of the view's call
-template <backend B, cache_owner_on<B> Owner>
-void truncate_tail(B const& on, index_t tokens, Owner& cache)
-{
-    truncate_tail(on, tokens, cache.view());
 }
 
 } // namespace MDKV_NAMESPACE

@@ -83,74 +83,49 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
 
 } // namespace detail
 
-/// Attention of one token's queries over the whole cache: all rungs, window and tail are one softmax. The query is
-/// projected once per head, compressed keys are not reconstructed, and the latent part of the output is projected back
-/// once.
+/// Attention of one token's queries over the whole cache, or causal attention of its last n appended tokens, e.g. a second
+/// prompt or drafts of speculative decoding: n tokens equal n calls for one token each, but for rounding. All rungs, window and
+/// tail are one softmax. Each query is projected once, compressed keys are not reconstructed, and the latent part of the output
+/// is projected back once.
 ///
 /// \param on            backend: threads, scratch
-/// \param[in]  queries  [H*G, D]   after position encoding, of any element type U; rows of one KV head are neighbours.
-///                                 Queries are rounded for products with codes: to 8 bits for codes of 4, 16 for
+/// \param[in]  queries  [H*G, D] or [H*G, n, D]   after position encoding, of any element type U; rows of one KV head are
+///                                 neighbours. Queries are rounded for products with codes: to 8 bits for codes of 4, 16 for
 ///                                 codes of 8 (cpu), to half (gpu)
-/// \param[in]  cache    read only; with a layout
+/// \param[in]  over     the cache's view, or its owner, with a layout; its last n tokens are the queries' (`append` comes first)
 /// \param[in]  options  scale, if not the cache's
-/// \param[out] output   [H*G, Dv]  weighted mean of the values, in the queries' type; zeros if no token is stored
-/// \param[out] lse      [H*G]      natural logarithm of sum exp(scale*q.k); -infinity if no token is stored. Merge
+/// \param[out] output   [H*G, Dv] or [H*G, n, Dv]   weighted means of the values, in the queries' type; zeros if no token is stored
+/// \param[out] lse      [H*G] or [H*G, n]   natural logarithm of sum exp(scale*q.k); -infinity if no token is stored. Merge
 ///                                 further segments with `merge_attention`
-/// \cost   reads every stored byte once, for any G; O(D*r) per query head for the projections; scratch, no allocation
+/// \cost   reads every stored byte once, for any G and n (cpu: once for each panel of 32 rows; a token has G rows); O(D*r) a query
+///         for the projections. Scratch, no allocation; it grows with G*n (gpu), or ends at 32 query heads a KV head or G (cpu)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        the cache has no layout, a shape disagrees, an output overlaps, query heads are no
-///                                 multiple of KV heads, a scale is negative or not finite; nothing was changed
+///                                 multiple of KV heads, a scale is negative or not finite, n is below 1 or beyond the tokens
+///                                 appended (gpu: not checked; queries without a token in the tail attend to the arena alone);
+///                                 nothing was changed
 /// \see    tests/unit/attend.cpp, docs/numerics.md
-template <backend B, class T, element U>
-void attend(B const& on, in_view<U, 2, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,
-    out_view<U, 2, B> output, out_view<float, 1, B> lse)
-{
-    sequence_view<std::remove_const_t<T>, B::memory_space> const one[]{{cache}};
-    detail::attend_sequences(on, detail::of_one(queries), std::span{one}, options, detail::of_one(output),
-        out_view<float, 2, B>{lse.data_handle(), {lse.extent(0), 1}, {1, 1}});
-}
-
-/// Causal attention of the last n appended tokens in one call: a second prompt, drafts of speculative decoding. Equals n calls
-/// for one token each, but for rounding, and reads every stored byte once for all of them (cpu: once for each panel of 32 rows;
-/// a token has G rows).
-///
-/// \param on            backend: threads, scratch
-/// \param[in]  queries  [H*G, n, D]
-/// \param[in]  cache    its last n tokens are the queries' tokens (`append` comes first)
-/// \param[in]  options  scale, if not the cache's
-/// \param[out] output   [H*G, n, Dv]
-/// \param[out] lse      [H*G, n]
-/// \cost   the same as for one token with G*n instead of G query heads. Scratch: cpu: as for one token with 32 query heads a
-///         KV head, or G if G is larger, whatever n is; gpu: grows with G*n
-/// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \throws invalid_argument   the errors of one token; or n is below 1 or beyond the tokens appended. gpu: not
-///                            checked; queries without a token in the tail then attend to the arena alone
-template <backend B, class T, element U>
-void attend(B const& on, in_view<U, 3, B> queries, cache_view<T, B::memory_space> const& cache, attend_options options,
-    out_view<U, 3, B> output, out_view<float, 2, B> lse)
-{
-    index_t const n = queries.extent(1);
-    expects(n >= 1, "attend: queries [H*G, n, D] are of ", n, " tokens; there must be at least 1");
-    sequence_view<std::remove_const_t<T>, B::memory_space> const one[]{{cache, n}};
-    detail::attend_sequences(on, queries, std::span{one}, options, output, lse);
-}
-
-/// Attention of one token's or of several tokens' queries over the cache of an owner.
-/// \param on            backend: threads, scratch
-/// \param[in]  queries  [H*G, D] or [H*G, n, D]
-/// \param[in]  cache    read only
-/// \param[in]  options  scale, if not the cache's
-/// \param[out] output   [H*G, Dv] or [H*G, n, Dv]
-/// \param[out] lse      [H*G] or [H*G, n]
-/// \cost   the view's call
-/// \sync   as the view's call
-/// \throws the errors of the views' calls
-template <backend B, element U, std::size_t Rank, cache_owner_on<B> Owner>
-void attend(B const& on, view<U const, Rank, B::memory_space> queries, Owner const& cache, attend_options options,
+template <backend B, element U, std::size_t Rank, cache_on<B> Cache>
+    requires(Rank == 2 || Rank == 3)
+void attend(B const& on, view<U const, Rank, B::memory_space> queries, Cache const& over, attend_options options,
     view<U, Rank, B::memory_space> output, view<float, Rank - 1, B::memory_space> lse)
 {
-    attend(on, queries, cache.view(), options, output, lse);
+    auto const cache = detail::cache_of(over);
+    using sequence   = sequence_view<typename decltype(cache)::element_type, B::memory_space>;
+    if constexpr (Rank == 2)
+    {
+        sequence const one[]{{cache}};
+        detail::attend_sequences(on, detail::of_one(queries), std::span{one}, options, detail::of_one(output),
+            out_view<float, 2, B>{lse.data_handle(), {lse.extent(0), 1}, {1, 1}});
+    }
+    else
+    {
+        index_t const n = queries.extent(1);
+        expects(n >= 1, "attend: queries [H*G, n, D] are of ", n, " tokens; there must be at least 1");
+        sequence const one[]{{cache, n}};
+        detail::attend_sequences(on, queries, std::span{one}, options, output, lse);
+    }
 }
 
 /// Attention of a batch: several sequences at once, each over its own cache, as engines with continuous batching decode.

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <optional>
 #include <type_traits>
+#include <vector>
 
 namespace MDKV_NAMESPACE
 {
@@ -66,8 +67,8 @@ template <backend B>
     recompress_options<B> options{
         .limit = limit, .pooling = chosen.pooling, .allocation = {.charge = chosen.charge}, .scale = chosen.scale};
     options.uniform_queries = chosen.uniform_queries(queries);
-    options.early_weight = chosen.early_weight;
-    options.question     = chosen.question;
+    options.early_weight    = chosen.early_weight;
+    options.question        = chosen.question;
     if (chosen.window_part > 0) { options.window = chosen.window; }
     return options;
 }
@@ -173,8 +174,8 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, preset const
 {
     expects(cache.fold_limit > 0, "recompress: the cache's fold_limit is ", cache.fold_limit,
         "; set it, or give recompress_options a limit");
-    return recompress(on, queries, chosen.ratios,
-        fold_options<B>(chosen, budget::bytes(cache.fold_limit), queries.extent(1)), cache);
+    return recompress(
+        on, queries, chosen.ratios, fold_options<B>(chosen, budget::bytes(cache.fold_limit), queries.extent(1)), cache);
 }
 
 /// The same into another cache: `from` stays as it is, e.g. the prefix of many questions, in a file even. A question that was
@@ -211,8 +212,8 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
         to = to.like(layout, 0, 0);
         return {};
     }
-    detail::host_directory const copy{on, stored};
-    cache_view<T, space::host> const& directory = copy.view;
+    detail::host_directory const fetched{on, stored};
+    cache_view<T, space::host> const& directory = fetched.view;
     index_t const longest                       = most_slots(directory);
     index_t const recent                        = layout.window + *directory.appended;
     index_t const rows                          = queries.extent(0);
@@ -244,8 +245,8 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
             " tokens");
         c.out("options.sources", *options.sources, {{heads, capacity}}, "H,S");
     }
-    expects(
-        options.window.value_or(0) >= 0, "recompress: window is ", options.window.value_or(0), "; it must not be negative");
+    expects(options.window.value_or(0) >= 0, "recompress: window is ", options.window.value_or(0),
+        "; it must not be negative");
     layer_shape const whole{heads, query_group, longest, 0, layout.dims, index_t{sizeof(T)}};
     whole.expects_valid("recompress");
     index_t const limit       = options.limit.in_bytes(whole);
@@ -268,13 +269,25 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
         }
     }
     layer_shape const shape{heads, query_group, longest - window, window, layout.dims, index_t{sizeof(T)}};
-    index_t const least     = shape.window_bytes() + stand_ins;
+    index_t const least = shape.window_bytes() + stand_ins;
     expects(limit >= least, "recompress: a budget of ", limit, " bytes cannot hold the window of ", window,
         stand_ins > 0 ? " tokens and the stand-ins" : " tokens", "; at least ", least, " bytes are needed");
-    detail::recompressing<B, T, U> job{on, queries, ratios, options, shape, limit,
-        detail::stored_slots<T, space::host>{directory, next, shape.tokens},
-        detail::stored_slots<T, B::memory_space>{stored, next, shape.tokens}};
-    return job(to);
+    detail::stored_slots<T, space::host> const by_slot{directory, next, shape.tokens};
+    std::vector<index_t> ends{0};
+    detail::add_heads(by_slot, ends);
+    workspace::frame frame{*on.scratch};
+    auto const begin = detail::scratch_view<index_t>(on, frame, heads + 1);
+    auto const rung  = detail::scratch_view<std::uint8_t>(on, frame, ends.back());
+    copy(on, ends.data(), begin.data_handle(), (heads + 1) * index_t{sizeof(index_t)});
+    detail::recompressing<B, T, U> const layer{on, queries, ratios, options, shape, by_slot,
+        detail::stored_slots<T, B::memory_space>{stored, next, shape.tokens, as_input(begin)}};
+    layer.read();
+    allocation chosen = layer.everything_kept(limit);
+    bool const stay   = chosen.token_bytes + chosen.charged_bytes <= chosen.limit;
+    if (!stay) { chosen = layer.choose(chosen.limit, rung); }
+    recompress_report report = layer.store(to, rung, stay, chosen);
+    report.limit_bytes       = limit;
+    return report;
 }
 
 } // namespace MDKV_NAMESPACE

@@ -1,4 +1,4 @@
-#include <mdkv/replay/join.hpp>
+#include <mdkv/replay/balance.hpp>
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>

@@ -84,8 +84,8 @@ void check_same(cpu::cache<T> const& got, cpu::cache<T> const& want)
                 {
                     for (int c = 0; c < b.coordinates; ++c)
                     {
-                        float const x    = a.template value<T>(t, c);
-                        float const y    = b.template value<T>(t, c);
+                        float const x    = support::stored_value<T>(a, t, c);
+                        float const y    = support::stored_value<T>(b, t, c);
                         auto const group = b.group(t, c / int{quantised_group});
                         float const step =
                             b.kind == storage::plain

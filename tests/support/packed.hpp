@@ -6,6 +6,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
+#include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/stages/basis.hpp>
 #include <mdkv/stages/pack.hpp>
 
@@ -26,6 +27,22 @@
 
 namespace support
 {
+
+/// Value of coordinate c of token t of a run, in the basis of the run.
+template <class T>
+float stored_value(mdkv::detail::run_rows const& rows, index_t t, int c)
+{
+    using namespace mdkv;
+    if (rows.kind == storage::plain) { return widen(detail::load_at<T>(rows.begin + rows.coordinate(t, c))); }
+    detail::coded_group const group = rows.group(t, c / int{quantised_group});
+    auto const at                   = [&](int place) { return rows.begin + rows.tile(t) + place; };
+    auto const half_at              = [&](int place) { return widen(detail::load_at<half>(at(place))); };
+    auto const i                    = static_cast<int>(t % tile_tokens);
+    int const j                     = c % int{quantised_group};
+    auto const byte                 = static_cast<int>(*at(group.code(i, j % group.bytes)));
+    int const code                  = rows.kind == storage::int8 ? byte : j >= group.bytes ? byte >> 4 : byte & 15;
+    return half_at(group.minimum(i)) + half_at(group.scale(i)) * static_cast<float>(code);
+}
 
 struct packed_sizes
 {

@@ -10,6 +10,7 @@
 #include <concepts>
 #include <cstddef>
 #include <type_traits>
+#include <utility>
 
 namespace MDKV_NAMESPACE
 {
@@ -61,7 +62,7 @@ struct cache_layout
     index_t window = 0; ///< W
     head_dims dims;
     std::size_t rungs     = 0;
-    std::size_t full_rung = 0;                           ///< == rungs when no rung keeps the original vector
+    std::size_t full_rung = 0; ///< == rungs when no rung keeps the original vector
     std::size_t stand_in_run =
         0; ///< run that ends with the stand-ins: a rung with a run of its own; == rungs: the exact run
     mdkv::array<index_t, max_rungs> key_coordinates{};   ///< by rung; 0 if dropped
@@ -220,15 +221,19 @@ struct cache_view
     }
 };
 
-/// An owner of one layer's cache on a backend's memory: `cpu::cache`, `gpu::cache`, or a type of your own with `view()`.
-template <class C, class B>
-concept cache_owner_on = requires(C& cache) {
-    typename decltype(cache.view())::element_type;
-    requires decltype(cache.view())::memory_space == B::memory_space;
-};
-
 namespace detail
 {
+
+template <class T, space S>
+[[nodiscard]] constexpr cache_view<T, S> cache_of(cache_view<T, S> const& cache) noexcept
+{
+    return cache;
+}
+template <class Owner>
+[[nodiscard]] constexpr auto cache_of(Owner& owner) noexcept -> decltype(owner.view())
+{
+    return owner.view();
+}
 
 /// The view with write access that jobs take, also jobs that only read; the public calls before them accept both views.
 template <class T, space S>
@@ -239,6 +244,14 @@ template <class T, space S>
 }
 
 } // namespace detail
+
+/// One layer's cache in a backend's memory: a `cache_view`, or an owner, `cpu::cache`, `gpu::cache` or a type of your own with `view()`.
+template <class C, class B>
+concept cache_on = decltype(detail::cache_of(std::declval<C&>()))::memory_space == B::memory_space;
+/// The same, to write to.
+template <class C, class B>
+concept writable_cache_on =
+    cache_on<C, B> && !std::is_const_v<std::remove_pointer_t<decltype(detail::cache_of(std::declval<C&>()).arena)>>;
 
 /// Lays out one head from the number of its tokens at each rung and of its stand-ins: fills the entry and returns the first
 /// free byte. All offsets are decided here; the sum over the heads is the arena's size.

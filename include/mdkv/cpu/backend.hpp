@@ -85,12 +85,18 @@ inline void reserve(backend const& on, any_job const& job, index_t items)
     static_cast<void>(workspace::frame{*on.scratch}.take<std::byte>(on.workers(items) * job.scratch_bytes));
 }
 
+/// Copies `bytes` between the host's memory and the backend's.
+inline void copy(backend const&, void const* from, void* to, index_t bytes)
+{
+    if (bytes > 0) { std::memcpy(to, from, static_cast<std::size_t>(bytes)); }
+}
+
 /// Copies n objects of the backend's memory to the host's.
 template <class V>
-void fetch(backend const&, V const* from, V* to, index_t n)
+void fetch(backend const& on, V const* from, V* to, index_t n)
 {
     static_assert(std::is_trivially_copyable_v<V>);
-    if (n > 0) { std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(V)); }
+    copy(on, from, to, n * index_t{sizeof(V)});
 }
 
 } // namespace MDKV_NAMESPACE::cpu

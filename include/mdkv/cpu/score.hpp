@@ -54,12 +54,9 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     index_t const per_worker = tile::round_up(mdkv::detail::bytes_of<score_scratch>(plan), workspace::alignment);
     mdkv::detail::score_states states{nullptr, splits + 1, plan.softmaxes, plan.rows};
 
-    plan.past = tokens;
     workspace::frame frame{*on.scratch};
-    plan.memory            = frame.take<float>(checked_multiply(heads, plan.head_floats()));
-    states.memory          = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
+    plan.take_memory(frame, loss, states);
     std::byte* const rooms = frame.take<std::byte>(checked_multiply(workers, per_worker));
-    plan.set_totals(loss, frame.take<float>(plan.spare_floats(heads) + plan.sum_floats(heads)));
     mdkv::detail::score_losses<T, backend> const last{keys, values, key_basis, value_basis, plan, loss};
     reserve(on, last, last.items());
     if (tokens == 0) { return; }
@@ -75,17 +72,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
         mdkv::detail::carver carved{rooms + worker * per_worker};
         return score_scratch{carved, plan};
     };
-    mdkv::detail::score_queries<backend, U> const panels{queries, plan};
-    run(on, panels, heads * panels.panels());
-    mdkv::detail::score_bases<backend> const bases{key_basis, plan};
-    run(on, bases, heads * bases.per_head());
-    on.for_each(heads, [&](index_t head, index_t) { detail::multiply_queries(plan, plan.head(head)); });
-    run(on,
-        mdkv::detail::score_channels<T, U, backend>{
-            options.channels.value_or(in_view<float, 3, backend>{}), queries, keys, values, plan},
-        plan.rotates ? heads : 0);
-
-    run(on, mdkv::detail::score_noise{plan}, plan.codes ? heads : 0);
+    mdkv::detail::prepare_score(on, plan, queries, keys, values, key_basis, options,
+        [&] { on.for_each(heads, [&](index_t head, index_t) { detail::multiply_queries(plan, plan.head(head)); }); });
 
     // Sweep one.
     bool const exact_needed = !options.lse.has_value();
@@ -113,10 +101,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
             here.add_states(exact_needed, in_window, states, head, split);
         }
     });
-    mdkv::detail::score_join<backend> const join{options.lse.value_or(in_view<float, 2, backend>{}),
-        options.lse_elsewhere.value_or(in_view<float, 2, backend>{}),
-        options.query_weights.value_or(in_view<float, 1, backend>{}), plan, states};
-    run(on, join, heads * join.per_head());
+    mdkv::detail::score_join<backend>::run_for(on, options, plan, states, heads);
 
     // Sweep two.
     on.for_each(heads * pieces, [&](index_t item, index_t worker) {

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/detail/lanes.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 // Instructions that no vector expression becomes are spelled as in the compilers' own headers: including these headers
 // takes a fifth to a quarter of the time that all of mdkv takes. Compilers differ in their spelling of Arm's instructions,
@@ -152,6 +154,33 @@ template <class Ints>
     }
     else if constexpr (sizeof(Ints) == 32) { return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7); }
     else { return __builtin_shufflevector(v, v, 0, 2, 1, 3); }
+}
+
+/// Lanes of a and b by turns, from lane First of both on.
+template <int First, std::size_t... I>
+[[nodiscard]] inline floats interleaved(floats a, floats b, std::index_sequence<I...>) noexcept
+{
+    return __builtin_shufflevector(a, b, (static_cast<int>(I) % 2 * lanes + static_cast<int>(I) / 2 + First)...);
+}
+
+/// Exchanges rows and columns: lane j of vector i becomes lane i of vector j.
+[[gnu::always_inline]] inline void transpose(floats (&x)[std::size_t{lanes}]) noexcept
+{
+    constexpr auto each = std::make_index_sequence<std::size_t{lanes}>{};
+    constexpr int half  = lanes / 2;
+    MDKV_UNROLL
+    for (int step = 1; step < lanes; step *= 2)
+    {
+        floats y[std::size_t{lanes}];
+        MDKV_UNROLL
+        for (int i = 0; i < half; ++i)
+        {
+            y[2 * i]     = interleaved<0>(x[i], x[i + half], each);
+            y[2 * i + 1] = interleaved<half>(x[i], x[i + half], each);
+        }
+        MDKV_UNROLL
+        for (int i = 0; i < lanes; ++i) { x[i] = y[i]; }
+    }
 }
 
 [[nodiscard]] inline floats to_floats(ints v) noexcept

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <utility>
 
 namespace MDKV_NAMESPACE::detail
@@ -93,24 +94,32 @@ struct move_tail
     }
 };
 
-/// Owns arena, directory and tail. `Memory` is a backend's: `allocate(bytes)` and `release(data, bytes)`, `run(job, items)`
-/// runs a job where the bytes lie, `wait()` waits for the stream they were taken on. The default-made and the moved-from
-/// owner have no heads and no memory.
+/// Owns arena, directory and tail of one layer; every stage works on its view. No layout and no heads until `compress` or `pack` fills
+/// it; a moved-from owner has none either. All memory comes from the resource given at construction, which outlives the cache; on a
+/// GPU in the order of a stream, and when the cache is destroyed, other streams' work on it must be over, or be waited for by
+/// its own. Any number of threads may read a const cache at once.
+///
+/// \tparam Memory  a backend's: `of` makes it, `allocate(bytes)` and `release(data, bytes)` serve bytes, `run(job, items)` runs a job
+///                 where they lie, `wait()` waits for the stream they were taken on
 template <element T, space S, class Memory>
 class cache_owner
 {
 public:
+    /// A cache without heads.
     cache_owner() noexcept = default;
 
-    /// Room for `arena_bytes` of packed tokens and `tail_tokens` appended ones.
+    /// Room for `arena_bytes` of packed tokens (as many as `packed_bytes` returns; a budget's are enough) and `tail_tokens`
+    /// appended ones.
+    /// \param of   the arguments of `Memory::of`: (cpu) a std::pmr::memory_resource*, or none; (gpu) a stream and a memory resource
     /// \throws invalid_argument   a size is negative
     /// \throws size_overflow      a size leaves 64 bits
-    /// \throws std::bad_alloc     (or an exception of the memory)
-    cache_owner(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens, Memory memory)
-        : memory_{memory}
-        , arena_{checked(arena_bytes, "arena_bytes"), memory}
-        , directory_{directory_size(layout), memory}
-        , tail_{tail_size(layout, checked(tail_tokens, "tail_tokens")), memory}
+    /// \throws std::bad_alloc     (or an exception of the memory; gpu: cuda_error)
+    template <class... Of>
+    cache_owner(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens = 0, Of&&... of)
+        : memory_{Memory::of(of...)}
+        , arena_{checked(arena_bytes, "arena_bytes"), memory_}
+        , directory_{directory_size(layout), memory_}
+        , tail_{tail_size(layout, checked(tail_tokens, "tail_tokens")), memory_}
     {
         auto* const heads    = reinterpret_cast<head_entry*>(directory_.data());
         auto* const appended = reinterpret_cast<index_t*>(heads + layout.heads);
@@ -140,6 +149,24 @@ public:
     /// rank's heads. 0: the cache was filled otherwise. May be set.
     index_t fold_limit = 0;
 
+    /// An empty cache of other sizes, out of the same memory.
+    [[nodiscard]] cache_owner like(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens) const
+    {
+        return {layout, arena_bytes, tail_tokens, memory_};
+    }
+    /// An equal cache in memory of its own. Copying is a named function because its cost grows with the cache's bytes.
+    /// \throws std::bad_alloc   (or an exception of the resource)
+    [[nodiscard]] cache_owner copy() const
+        requires(S == space::host)
+    {
+        if (directory_bytes() == 0) { return {}; }
+        cache_owner other = like(layout(), arena_bytes(), tail_capacity());
+        copy_to(other, [](std::byte const* from, std::byte* to, index_t bytes) {
+            if (bytes > 0) { std::memcpy(to, from, static_cast<std::size_t>(bytes)); }
+        });
+        return other;
+    }
+
     /// The view for stages that write.
     [[nodiscard]] cache_view<T, S> view() noexcept { return view_; }
     /// The view for reading only.
@@ -151,6 +178,12 @@ public:
     [[nodiscard]] index_t directory_bytes() const noexcept { return directory_.size(); }
     [[nodiscard]] index_t tail_bytes() const noexcept { return tail_.size(); }
     [[nodiscard]] index_t tail_capacity() const noexcept { return view_.tail_capacity; }
+    /// Tokens appended since pack.
+    [[nodiscard]] index_t appended() const noexcept
+        requires(S == space::host)
+    {
+        return view_.appended == nullptr ? 0 : *view_.appended;
+    }
 
     /// Makes room for at least `tokens` appended tokens in all, keeping the present ones; on a GPU without waiting, on
     /// the cache's stream. Views made before are stale afterwards. If it throws, nothing has changed.

@@ -34,15 +34,17 @@ inline constexpr index_t most_sampled = 512;
 }
 
 /// A number, or 0 for a NaN or an infinity.
-[[nodiscard]] MDKV_HD auto finite_or_zero(auto x) noexcept { return x * 0.0F == 0.0F ? x : decltype(x){}; }
+[[nodiscard]] MDKV_HD auto finite_or_zero(auto x) noexcept
+{
+    return x * 0.0F == 0.0F ? x : decltype(x){};
+}
 
 /// n lanes of a row's coordinates; NaNs and infinities are 0.
 template <team Team, class T>
 [[nodiscard]] MDKV_HD auto finite_lanes(Team const& t, T const* from, int n)
 {
     float line[std::size_t{Team::register_lanes}]{};
-    if (n == Team::register_lanes) { widen_lanes(t, from, line); }
-    for (int l = 0; l < n && n < Team::register_lanes; ++l) { line[l] = widen(load_at<T>(from + l)); }
+    widen_some(t, from, n, line);
     return finite_or_zero(load_lanes<lane_floats<Team::register_lanes>>(line));
 }
 
@@ -103,7 +105,8 @@ struct fit_key_channels
                 sum += x - about;
                 square += (x - about) * (x - about);
             });
-            floats const asked = sampled_means(t, per_head, n, row, [](auto const& x, auto& square, auto&) { square += x * x; }).first;
+            floats const asked =
+                sampled_means(t, per_head, n, row, [](auto const& x, auto& square, auto&) { square += x * x; }).first;
             float by_lane[3][std::size_t{lanes}];
             store_lanes(by_lane[0], finite_or_zero(about + shift));
             store_lanes(by_lane[1], finite_or_zero(squares - shift * shift));
@@ -146,21 +149,21 @@ struct fit_value_means
         index_t const dim   = values.extent(2);
         for (index_t d = member(t) * lanes; d < dim; d += members(t) * lanes)
         {
-            auto const n = static_cast<int>(dim - d < lanes ? dim - d : lanes);
-            auto const row         = [&](index_t i) { return values.row(h, token(i)) + d; };
-            floats const first     = count == 0 ? floats{} : finite_lanes(t, row(count / 2), n);
-            auto const mean_of     = [&](auto const& of) {
+            auto const n       = static_cast<int>(dim - d < lanes ? dim - d : lanes);
+            auto const row     = [&](index_t i) { return values.row(h, token(i)) + d; };
+            floats const first = count == 0 ? floats{} : finite_lanes(t, row(count / 2), n);
+            auto const mean_of = [&](auto const& of) {
                 return finite_or_zero(
                     sampled_means(t, count, n, row, [&](auto const& x, auto& sum, auto&) { sum += of(x); }).first);
             };
-            floats const about     = first + mean_of([&](floats const& x) { return x - first; });
-            auto const distance    = [&](floats const& x) { return x < about ? about - x : x - about; };
-            floats const most      = 4.0F * mean_of(distance);
+            floats const about         = first + mean_of([&](floats const& x) { return x - first; });
+            auto const distance        = [&](floats const& x) { return x < about ? about - x : x - about; };
+            floats const most          = 4.0F * mean_of(distance);
             auto const [inlier, share] = sampled_means(t, count, n, row, [&](auto const& x, auto& sum, auto& inliers) {
                 sum += distance(x) <= most ? x - about : floats{};
                 inliers += distance(x) <= most ? floats{} + 1.0F : floats{};
             });
-            floats const deviation = finite_or_zero(inlier) / (share > 0.0F ? share : floats{} + 1.0F);
+            floats const deviation     = finite_or_zero(inlier) / (share > 0.0F ? share : floats{} + 1.0F);
             float by_lane[std::size_t{lanes}];
             store_lanes(by_lane, about + deviation);
             for (int l = 0; l < n; ++l) { means(h, d + l) = by_lane[l]; }

@@ -110,20 +110,13 @@ private:
         {
             int const n = ref.rows.coordinates - c < at_once ? ref.rows.coordinates - c : at_once;
             if (!in_basis) { load(t, memory, c, n, memory.x); }
-            else
-            {
-                t.sync(); // x may still be read
-                project_columns(
-                    t, memory.columns, tile, dim, n, [&](int j) { return basis.row(ref.h, c + j); },
-                    to_columns{memory.x});
-                t.sync();
-            }
+            else { turn_columns(t, memory.columns, dim, basis, ref.h, false, c, n, memory.x); }
             if (ref.rows.kind == storage::plain) { write_elements(t, memory, ref, c, n); }
             else
             {
                 if (ref.basis == run_basis::rotated) { rotate(t, memory.x, n, memory.mean + c, memory.factor + c); }
-                write_codes(t, memory.x, n, ref.rows.kind, ref.rows.group(ref.first, c / at_once), ref.count,
-                    memory.minimum, memory.scale, ref.rows.begin + ref.rows.tile(ref.first));
+                write_codes(t, memory.x, ref.rows.group(ref.first, c / at_once), ref.count, memory.minimum,
+                    memory.scale, ref.rows.begin + ref.rows.tile(ref.first));
             }
         }
     }
@@ -144,15 +137,15 @@ private:
     MDKV_HD static void copy_exact(Team const& t, scratch const& memory, tile_ref const& ref)
     {
         std::byte* const to = ref.rows.begin + ref.rows.coordinate(ref.first, 0);
-        for (int i = 0; ref.rows.by_token && i < ref.count; ++i)
+        int const step      = ref.rows.step(ref.first);
+        int const apart     = ref.rows.by_token ? ref.rows.token_bytes : ref.rows.unit; // bytes from token to token
+        bool const lines    = Team::lanes > 1 && ref.rows.by_token;                     // a thread copies them whole
+        for (int i = 0; lines && i < ref.count; ++i)
         {
-            copy_bytes(t, reinterpret_cast<std::byte const*>(memory.rows[i]), to + i * ref.rows.token_bytes,
-                ref.rows.token_bytes);
+            __builtin_memcpy(to + i * apart, memory.rows[i], static_cast<std::size_t>(apart));
         }
-        if (ref.rows.by_token) { return; }
-        int const step = ref.rows.step(ref.first);
-        for_tokens(t, ref.count, ref.rows.coordinates,
-            [&](int i, int c) { store_at(to + c * step + i * ref.rows.unit, load_at<T>(memory.rows[i] + c)); });
+        for_tokens(t, lines ? 0 : ref.count, ref.rows.coordinates,
+            [&](int i, int c) { store_at(to + c * step + i * apart, load_at<T>(memory.rows[i] + c)); });
     }
 
     /// to[c][i] = row[i][from + c] for c < n and all of the tile's tokens.
@@ -165,48 +158,16 @@ private:
         t.sync();
     }
 
-    /// A row of x and a place in it, for step i over `rows` rows. Neighbouring members write neighbouring bytes.
-    struct cell
-    {
-        int row;
-        int token;
-
-        template <team Team>
-        MDKV_HD cell(Team const&, tile_ref const& ref, int i, int rows)
-            : row{Team::lanes == 1 && ref.rows.by_token ? i % rows : i / tile}
-            , token{Team::lanes == 1 && ref.rows.by_token ? i / rows : i % tile}
-        {}
-    };
-
-    /// Stores the first `count` of neighbouring tokens, `step` bytes apart.
-    template <class V, std::size_t Lanes>
-    MDKV_HD static void put(V const (&line)[Lanes], int count, std::byte* to, int step)
-    {
-        constexpr int lanes = static_cast<int>(Lanes);
-        if (lanes > 1 && count >= lanes && step == int{sizeof(V)})
-        {
-            __builtin_memcpy(to, line, sizeof line);
-            return;
-        }
-        for (int l = 0; l < lanes && l < count; ++l) { store_at(to + l * step, line[l]); }
-    }
-
     /// n plain coordinates from c on.
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void write_elements(
         Team const& t, scratch const& memory, tile_ref const& ref, int c, int n)
     {
-        constexpr int lanes = Team::lanes;
         std::byte* const to = ref.rows.begin + ref.rows.coordinate(ref.first, c);
+        int const step      = ref.rows.step(ref.first);
         int const apart     = ref.rows.by_token ? ref.rows.token_bytes : ref.rows.unit; // bytes from token to token
-        for (int i = member(t) * lanes; i < n * tile; i += members(t) * lanes)
-        {
-            cell const from{t, ref, i, n};
-            float const* const x = memory.x + from.row * tile + from.token;
-            T line[std::size_t{lanes}];
-            for (int l = 0; l < lanes; ++l) { line[l] = narrow<T>(x[l]); }
-            put(line, ref.count - from.token, to + from.row * ref.rows.step(ref.first) + from.token * apart, apart);
-        }
+        for_tokens(t, ref.count, n,
+            [&](int i, int j) { store_at(to + j * step + i * apart, narrow<T>(memory.x[j * tile + i])); });
     }
 };
 

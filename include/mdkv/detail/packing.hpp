@@ -10,6 +10,7 @@
 #include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/pack_tile.hpp>
+#include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/sort_slots.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -51,7 +52,7 @@ struct lay_out_heads
         index_t unbased = 0; // heads with tokens at a projected rung whose basis is missing
         for (index_t h0 = 0; h0 < layout.heads; h0 += t.size())
         {
-            index_t const h  = h0 + t.rank();
+            index_t const h     = h0 + t.rank();
             bool const in_range = h < layout.heads;
             array<index_t, max_rungs> count{};
             for (std::size_t r = 0; in_range && r < layout.rungs; ++r)
@@ -114,26 +115,6 @@ struct write_channels
     }
 };
 
-/// Rounds stand-ins to elements. An item is a stand-in's place in a head.
-template <element T, backend B>
-struct narrow_stand_ins
-{
-    static constexpr char const* name = "pack_narrow_stand_ins";
-
-    in_view<float, 3, B> from; // [H, M, D]
-    out_view<T, 3, B> to;      // [H, M, D]
-
-    [[nodiscard]] index_t items() const noexcept { return to.extent(0) * to.extent(1); }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        index_t const h = item / to.extent(1);
-        index_t const j = item % to.extent(1);
-        for (index_t d = t.rank(); d < to.extent(2); d += t.size()) { to(h, j, d) = narrow<T>(from(h, j, d)); }
-    }
-};
-
 /// Bytes of an arena with these rungs, which the host can read.
 /// \throws invalid_argument   naming the head, and the token whose rung is outside the layout or the projected rung that
 ///                            lacks a basis
@@ -163,55 +144,57 @@ template <element T, backend B>
     return bytes;
 }
 
-/// The body of pack, for checked arguments.
-/// \param channels  from fit_channels; if empty, fitted to the kept keys alone
-/// \param value_means  [H, Dv]; if empty, fitted to the kept values
-/// \param carried   1 for tokens whose bytes are copied afterwards: tiles of only such tokens are not written; or empty
-/// \param stored    directory of a cache whose stand-ins are copied afterwards, with no stand_in_keys; or null
+/// The parts of a layer that pack stores.
 template <backend B, element T>
-void pack_tokens(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
-    in_view<T, 3, B> window_values, in_view<float, 3, B> key_basis, in_view<float, 3, B> value_basis,
-    in_view<float, 3, B> channels, in_view<float, 2, B> value_means, in_view<std::uint8_t, 2, B> rung,
-    cache_view<T, B::memory_space> const& cache, in_view<float, 3, B> stand_in_keys,
-    in_view<float, 3, B> stand_in_values, in_view<std::uint8_t, 2, B> carried = {}, head_entry const* stored = nullptr)
+struct pack_operands
+{
+    in_view<T, 3, B> keys;   ///< [H, N, D]
+    in_view<T, 3, B> values; ///< [H, N, Dv]
+    in_view<T, 3, B> window_keys;
+    in_view<T, 3, B> window_values;
+    in_view<float, 3, B> key_basis;
+    in_view<float, 3, B> value_basis;
+    in_view<float, 3, B> channels;         ///< [H, 3, D]  from fit_channels; empty: fitted to the kept keys alone
+    in_view<float, 2, B> value_means;      ///< [H, Dv]    empty: fitted to the kept values
+    in_view<std::int32_t, 2, B> positions; ///< [H, N]     from sort_slots
+    in_view<index_t, 2, B> first;          ///< [H, R+1]   from sort_slots
+    in_view<float, 3, B> stand_in_keys;
+    in_view<float, 3, B> stand_in_values;
+    in_view<std::uint8_t, 2, B>
+        carried{}; ///< [H, N]  1 for tokens copied afterwards: tiles of such tokens alone are not written
+    head_entry const* stored =
+        nullptr; ///< directory of a cache whose stand-ins are copied afterwards, without stand_in_keys
+};
+
+/// The body of pack, for checked operands.
+template <backend B, element T>
+void pack_tokens(B const& on, pack_operands<B, T> const& of, cache_view<T, B::memory_space> const& cache)
 {
     cache_layout const& layout = cache.layout;
     index_t const heads        = layout.heads;
-    index_t const tokens       = keys.extent(1);
-    auto const rungs           = static_cast<index_t>(layout.rungs);
+    index_t const coded        = layout.any_rotated() ? heads : 0;
+    index_t const most         = of.stand_in_keys.extent(1); // stand-ins
     workspace::frame frame{*on.scratch};
-    auto const positions = scratch_view<std::int32_t>(on, frame, heads, tokens);
-    auto const first     = scratch_view<index_t>(on, frame, heads, rungs + 1);
-    index_t const coded  = layout.any_rotated() ? heads : 0;
-    auto const fitted    = scratch_view<float>(on, frame, channels.empty() ? coded : 0, 3, layout.dims.keys);
-    auto const means     = scratch_view<float>(on, frame, value_means.empty() ? coded : 0, layout.dims.values);
-    index_t const most     = stand_in_keys.extent(1); // stand-ins
+    auto const fitted      = scratch_view<float>(on, frame, of.channels.empty() ? coded : 0, 3, layout.dims.keys);
+    auto const means       = scratch_view<float>(on, frame, of.value_means.empty() ? coded : 0, layout.dims.values);
     auto const more_keys   = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.keys);
     auto const more_values = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.values);
-    bool const bases     = !key_basis.empty() && !value_basis.empty();
-    stand_in_counts const stand_ins{most, stored};
-    if constexpr (B::memory_space == space::host)
-    {
-        index_t const bytes = bytes_of_rungs<T>(on, "pack", rung, rung.data_handle(), layout, bases, stand_ins);
-        expects<insufficient_workspace>(
-            bytes <= cache.arena_bytes, "pack: the arena holds ", cache.arena_bytes, " bytes, ", bytes, " are needed");
-    }
+    bool const bases       = !of.key_basis.empty() && !of.value_basis.empty();
     write_channels<T, B> const means_of_codes{
-        channels, value_means, {{}, keys, fitted}, {values, means}, as_input(positions), as_input(first), cache};
+        of.channels, of.value_means, {{}, of.keys, fitted}, {of.values, means}, of.positions, of.first, cache};
     pack_tiles<T, B> const tiles{
-        {cache, key_basis, value_basis, layout.rungs + 1, tokens + layout.window + most, most > 0}, keys, values,
-        window_keys, window_values, as_input(more_keys), as_input(more_values), as_input(positions), as_input(first),
-        carried};
+        {cache, of.key_basis, of.value_basis, layout.rungs + 1, of.keys.extent(1) + layout.window + most, most > 0},
+        of.keys, of.values, of.window_keys, of.window_values, as_input(more_keys), as_input(more_values), of.positions,
+        of.first, of.carried};
     if constexpr (requires { reserve(on, tiles, tiles.items()); }) // nothing is written if memory is lacking
     {
         reserve(on, means_of_codes, coded);
         reserve(on, tiles, tiles.items());
     }
-    run(on, sort_slots<B>{rung, positions, first}, heads);
-    run(on, lay_out_heads<T, B>{cache, bases, as_input(first), stand_ins}, 1);
+    run(on, lay_out_heads<T, B>{cache, bases, of.first, {most, of.stored}}, 1);
     run(on, means_of_codes, coded);
-    run(on, narrow_stand_ins<T, B>{stand_in_keys, more_keys});
-    run(on, narrow_stand_ins<T, B>{stand_in_values, more_values});
+    run(on, convert_rows<B, float, T>{of.stand_in_keys, 1.0F, more_keys});
+    run(on, convert_rows<B, float, T>{of.stand_in_values, 1.0F, more_values});
     run(on, tiles);
 }
 

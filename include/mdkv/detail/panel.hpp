@@ -101,19 +101,11 @@ private:
         constexpr int lanes = Team::lanes;
         for (int i = member(t); i < depth * (tile / lanes); i += members(t))
         {
-            int const k         = i / (tile / lanes);
-            int const c         = i % (tile / lanes) * lanes;
-            T const* const from = columns.from.row(h, k) + first + c;
-            float x[std::size_t{lanes}];
-            if (c + lanes <= count)
-            {
-                widen_lanes(t, from, x);
-                for (int l = 0; l < lanes; ++l) { to[k * tile + c + l] = x[l]; }
-            }
-            else
-            {
-                for (int l = 0; c + l < count; ++l) { to[k * tile + c + l] = widen(load_at<T>(from + l)); }
-            }
+            int const k = i / (tile / lanes);
+            int const c = i % (tile / lanes) * lanes;
+            float x[std::size_t{lanes}]{};
+            widen_some(t, columns.from.row(h, k) + first + c, count - c, x);
+            for (int l = 0; l < lanes; ++l) { to[k * tile + c + l] = x[l]; }
         }
     }
 };
@@ -142,25 +134,28 @@ struct put_products
     }
 };
 
-/// Rows of floats, times a factor. An item is a row of a head.
-template <backend B, element T>
-struct widen_rows
+/// Rows of another element type, times a factor. An item is a row of a head.
+template <backend B, element T, element V = float>
+struct convert_rows
 {
-    static constexpr char const* name = "widen_rows";
+    static constexpr char const* name = "convert_rows";
     static constexpr int threads      = 128;
 
     in_view<T, 3, B> from;
     float factor;
-    out_view<float, 3, B> to;
+    out_view<V, 3, B> to;
 
     [[nodiscard]] index_t items() const noexcept { return to.extent(0) * to.extent(1); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        T const* const row  = from.row(item / to.extent(1), item % to.extent(1));
-        float* const scaled = to.row(item / to.extent(1), item % to.extent(1));
-        for (index_t d = t.rank(); d < to.extent(2); d += t.size()) { scaled[d] = factor * widen(load_at<T>(row + d)); }
+        T const* const row = from.row(item / to.extent(1), item % to.extent(1));
+        V* const scaled    = to.row(item / to.extent(1), item % to.extent(1));
+        for (index_t d = t.rank(); d < to.extent(2); d += t.size())
+        {
+            scaled[d] = narrow<V>(factor * widen(load_at<T>(row + d)));
+        }
     }
 };
 

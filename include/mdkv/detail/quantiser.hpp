@@ -85,13 +85,6 @@ struct quantiser
         return cut_off(at >= most ? floats{} + most : at);
     }
     [[nodiscard]] MDKV_HD floats values(floats const& codes) const noexcept { return minimum + scale * codes; }
-
-    /// The same for one coordinate of one group.
-    [[nodiscard]] MDKV_HD int code(float x, int most) const noexcept
-    {
-        return static_cast<int>(codes(x, static_cast<float>(most)));
-    }
-    [[nodiscard]] MDKV_HD float value(int c) const noexcept { return values(static_cast<float>(c)); }
 };
 
 // Groups of neighbouring tokens as columns: x[j * step + i] is coordinate j of token i, and a function takes `Lanes`

@@ -159,7 +159,7 @@ private:
             else
             {
                 read_codes(t, ref.rows.begin + ref.rows.tile(ref.first), ref.rows.group(ref.first, c / at_once),
-                    ref.rows.kind, n, memory.minimum, memory.scale, x);
+                    memory.minimum, memory.scale, x);
                 if (ref.basis == run_basis::rotated) { rotate_back(t, x, n, memory.mean + c, memory.factor + c); }
             }
             t.sync();
@@ -169,8 +169,8 @@ private:
         for (int d = 0; in_basis && d < dim; d += at_once)
         {
             int const n = dim - d < at_once ? dim - d : at_once;
-            give_back(t, memory, ref, d, n);
-            t.sync();
+            turn_columns(t, memory.columns, ref.rows.coordinates, ref.rows.by_token ? walk.value_basis : walk.key_basis,
+                ref.h, true, d, n, memory.x);
             write(t, memory, ref.count, d, n, memory.x);
         }
     }
@@ -183,25 +183,6 @@ private:
         for_tokens(t, ref.count, n, [&](int i, int j) {
             x[j * tile + i] = widen(load_at<T>(ref.rows.begin + ref.rows.coordinate(ref.first + i, c) + j * step));
         });
-    }
-
-    /// x[j][i] = sum over c, ascending, of columns[c][i] * basis[c][d + j] for j < n.
-    template <team Team>
-    MDKV_OUTLINE MDKV_HD void give_back(Team const& t, scratch const& memory, tile_ref const& ref, int d, int n) const
-    {
-        constexpr int lanes = Team::register_lanes;
-        using floats        = lane_floats<lanes>;
-        auto const& basis   = ref.rows.by_token ? walk.value_basis : walk.key_basis;
-        for (int i = member(t) * lanes; i < n * tile; i += members(t) * lanes)
-        {
-            floats sum{};
-            for (int c = 0; c < ref.rows.coordinates; ++c)
-            {
-                // unwritten: columns of tokens behind the tile's last, which are not written out
-                sum += load_lanes<floats>(memory.columns + c * tile + i % tile) * basis(ref.h, c, d + i / tile);
-            }
-            store_lanes(memory.x + i, sum);
-        }
     }
 
     /// Writes coordinates c to c + n - 1 of every token: finite if the stored values are finite.

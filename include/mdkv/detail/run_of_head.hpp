@@ -45,17 +45,6 @@ struct coded_group
     {
         return codes + (by_token ? by_fours(token, width, b, bytes) : by_fours(b, bytes, token, width));
     }
-    /// The code of coordinate c of the group.
-    [[nodiscard]] MDKV_HD int code_of(std::byte const* tile, int token, int c) const noexcept
-    {
-        auto const byte = static_cast<int>(tile[code(token, c >= bytes ? c - bytes : c)]);
-        return kind == storage::int8 ? byte : c >= bytes ? byte >> 4 : byte & 15;
-    }
-    [[nodiscard]] MDKV_HD float value(std::byte const* tile, int token, int c) const noexcept
-    {
-        return widen(load_at<half>(tile + minimum(token)))
-               + widen(load_at<half>(tile + scale(token))) * static_cast<float>(code_of(tile, token, c));
-    }
 
 private:
     static constexpr int size = quantised_group;
@@ -110,15 +99,6 @@ struct run_rows
     {
         return {coordinates, number, width(t), by_token, kind};
     }
-
-    /// Value of coordinate c of token t, in the basis of its run.
-    template <element T>
-    [[nodiscard]] MDKV_HD float value(index_t t, int c) const noexcept
-    {
-        if (kind == storage::plain) { return widen(load_at<T>(begin + coordinate(t, c))); }
-        constexpr int size = quantised_group;
-        return group(t, c / size).value(begin + tile(t), static_cast<int>(t % tile_tokens), c % size);
-    }
 };
 
 /// The basis in which a run's coordinates stand.
@@ -160,7 +140,7 @@ template <element T, class Cache>
     cache_layout const& layout, Cache const& cache, index_t h, std::size_t i) noexcept
 {
     constexpr int unit = sizeof(T);
-    bool const of_rung = i < layout.rungs, tail = i > layout.rungs;
+    bool const of_rung = i<layout.rungs, tail = i> layout.rungs;
     if (of_rung ? !layout.own_run(i) : tail && cache.tail_capacity == 0) { return {}; }
     head_dims const dims = of_rung ? head_dims{layout.key_coordinates[i], layout.value_coordinates[i]} : layout.dims;
     storage const kind   = of_rung ? layout.kinds[i] : storage::plain;

@@ -118,18 +118,6 @@ private:
         return sum;
     }
 
-    /// x[j][i] = coordinate c + j of token i in a basis, for j < n.
-    template <team Team>
-    MDKV_OUTLINE MDKV_HD static void project(
-        Team const& t, scratch const& memory, in_view<float, 3, B> const& basis, index_t h, int c, int n)
-    {
-        t.sync(); // x may still be read
-        project_columns(
-            t, memory.columns, tile, static_cast<int>(basis.extent(2)), n, [&](int j) { return basis.row(h, c + j); },
-            to_columns{memory.x});
-        t.sync();
-    }
-
     /// The bounds of n coordinates of every token: bounds_at(memory, i) then has them.
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void find_bounds(Team const& t, scratch const& memory, float const* x, int n)
@@ -197,7 +185,8 @@ private:
         load(t, keys, h, first, count, memory.columns);
         for (int c = 0; plan.codes && c < plan.latent; c += group)
         {
-            project(t, memory, key_basis, h, c, plan.latent - c < group ? plan.latent - c : group);
+            turn_columns(t, memory.columns, plan.dim, key_basis, h, false, c,
+                plan.latent - c < group ? plan.latent - c : group, memory.x);
             for (int r = 0; r < plan.count; ++r)
             {
                 score_rung const& u = plan.rungs[r];
@@ -260,7 +249,7 @@ private:
         Team const& t, scratch const& memory, index_t h, int c, int all, bool left_out) const
     {
         int const some = all - c < group ? all - c : group;
-        project(t, memory, value_basis, h, c, some);
+        turn_columns(t, memory.columns, plan.value_dim, value_basis, h, false, c, some, memory.x);
         for (int r = 0; r < plan.count; ++r)
         {
             score_rung const& u = plan.rungs[r];

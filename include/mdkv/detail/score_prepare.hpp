@@ -41,18 +41,16 @@ struct score_queries
         auto const share    = share_rows(t, dim);
         for (index_t r = share.row; r < panel; r += share.rows)
         {
-            index_t const row  = first + r;
-            bool const padding = row >= plan.query_rows;
-            index_t const of   = head * (plan.query_rows / plan.per_head) + row / plan.per_head;
-            U const* const from =
-                padding ? nullptr : queries.data_handle() + queries.offset(of, row % plan.per_head, index_t{0});
+            index_t const row   = first + r;
+            bool const padding  = row >= plan.query_rows;
+            index_t const of    = head * (plan.query_rows / plan.per_head) + row / plan.per_head;
+            U const* const from = padding ? nullptr : queries.row(of, row % plan.per_head);
             constexpr int lanes = Team::lanes;
             for (index_t d = share.column * lanes; d < dim; d += t.size() * lanes)
             {
                 index_t const n = dim - d < lanes ? dim - d : lanes;
                 float x[std::size_t{lanes}]{};
-                if (n == lanes && !padding) { widen_lanes(t, from + d, x); }
-                for (index_t l = 0; l < n && n < lanes && !padding; ++l) { x[l] = widen(load_at<U>(from + d + l)); }
+                if (!padding) { widen_some(t, from + d, n, x); }
                 for (index_t l = 0; l < n; ++l) { to[(d + l) * panel + r] = x[l] * plan.to_log2; }
             }
         }
@@ -168,6 +166,22 @@ struct score_noise
     }
 };
 
+/// Finds all that the sweeps need. multiply() writes the queries' coordinates in the bases, once both are there.
+template <backend B, element T, element U, class Multiply>
+void prepare_score(B const& on, score_plan const& plan, in_view<U, 3, B> queries, in_view<T, 3, B> keys,
+    in_view<T, 3, B> values, in_view<float, 3, B> key_basis, score_options<B> const& options, Multiply const& multiply)
+{
+    index_t const heads = keys.extent(0);
+    score_queries<B, U> const panels{queries, plan};
+    run(on, panels, heads * panels.panels());
+    score_bases<B> const bases{key_basis, plan};
+    run(on, bases, heads * bases.per_head());
+    multiply();
+    run(on, score_channels<T, U, B>{options.channels.value_or(in_view<float, 3, B>{}), queries, keys, values, plan},
+        plan.rotates ? heads : 0);
+    run(on, score_noise{plan}, plan.codes ? heads : 0);
+}
+
 /// Sums of values by ||P||, and of ||P||. Values that are not finite count as 0. An item is a piece of a head's tokens.
 template <element T, backend B>
 struct score_value_sums
@@ -192,19 +206,15 @@ struct score_value_sums
         for (index_t d = member(t) * lanes; d < plan.value_dim; d += members(t) * lanes)
         {
             auto const n = static_cast<int>(plan.value_dim - d < lanes ? plan.value_dim - d : lanes);
-            float line[std::size_t{lanes}]{};
             floats sum{};
             float mass = 0;
             for (index_t i = begin; i < end; ++i)
             {
-                float const one     = mass_of(plan, rows[i]);
-                T const* const from = values.row(h, i) + d;
-                if (n == lanes) { widen_lanes(t, from, line); }
-                for (int l = 0; l < n && n < lanes; ++l) { line[l] = widen(load_at<T>(from + l)); }
-                floats const x = load_lanes<floats>(line);
-                sum += (x * 0.0F == 0.0F ? x : floats{}) * one;
+                float const one = mass_of(plan, rows[i]);
+                sum += finite_lanes(t, values.row(h, i) + d, n) * one;
                 mass += one;
             }
+            float line[std::size_t{lanes}];
             store_lanes(line, sum);
             for (int l = 0; l < n; ++l) { to[d + l] = line[l]; }
             if (d == 0) { to[plan.value_dim] = mass; }
@@ -267,6 +277,15 @@ struct score_join
         {
             plan.head(head).lse[i] = joined(head, static_cast<int>(i / plan.rows), static_cast<int>(i % plan.rows));
         }
+    }
+
+    static void run_for(
+        B const& on, score_options<B> const& options, score_plan const& plan, score_states const& states, index_t heads)
+    {
+        score_join const job{options.lse.value_or(in_view<float, 2, B>{}),
+            options.lse_elsewhere.value_or(in_view<float, 2, B>{}),
+            options.query_weights.value_or(in_view<float, 1, B>{}), plan, states};
+        run(on, job, heads * job.per_head());
     }
 
 private:

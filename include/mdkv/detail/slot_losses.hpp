@@ -7,6 +7,7 @@
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/replay/balance.hpp>
 
 #include <cstdint>
 
@@ -53,76 +54,8 @@ struct chunk_losses
     }
 };
 
-/// Counts each head's tokens before its new window. An item is a head.
-template <element T, backend B>
-struct count_slots
-{
-    static constexpr char const* name = "reader_count_slots";
-    static constexpr int threads      = 32;
-
-    stored_slots<T, B::memory_space> by_slot;
-    index_t* counts; // [H]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        if (t.rank() == 0) { counts[h] = by_slot.tokens(h); }
-    }
-};
-
-/// Makes of n counts the indices at which they begin, and of the last one the end. One item.
-struct begin_heads
-{
-    static constexpr char const* name = "reader_begin_heads";
-    static constexpr int threads      = 32;
-
-    index_t* counts; // [n + 1]
-    index_t n;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t) const
-    {
-        if (t.rank() != 0) { return; }
-        index_t begin = 0;
-        for (index_t i = 0; i <= n; ++i)
-        {
-            index_t const count = i < n ? counts[i] : 0;
-            counts[i]           = begin;
-            begin += count;
-        }
-    }
-};
-
-/// Adds each layer's losses of a chunk at rung 0 to those of the tokens before. An item is a layer.
-template <backend B>
-struct add_totals
-{
-    static constexpr char const* name = "reader_add_totals";
-
-    sum_pieces<B> chunk;  // [L, H, n]
-    double const* before; // [L]  or null
-    double* after;        // [L]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t l) const
-    {
-        double const total = chunk.total(t, l);
-        if (t.rank() == 0) { after[l] = (before == nullptr ? 0.0 : before[l]) + total; }
-    }
-};
-
-/// Losses of a layer in units of its mean, and of its depth.
-struct layer_unit
-{
-    double const* total; // sum at rung 0 over the layer's heads and all tokens read
-    double count;        // number of summands
-    double late;         // weight of the layer
-
-    [[nodiscard]] MDKV_HD double value() const { return *total == 0 ? 0.0 : late * count / *total; }
-};
-
-/// Writes the losses of a layer's tokens before its new window to their indices among all heads'. A rung above a token's own
-/// saves nothing. An item is a head.
+/// Writes the losses of a layer's tokens before its new window to their list. A rung above a token's own saves nothing. An item
+/// is a head.
 template <element T, backend B>
 struct spread_losses
 {
@@ -133,24 +66,22 @@ struct spread_losses
     stored_slots<T, S> by_slot;
     slot_losses<T, S> kept;
     chunk_losses<B> chunk;
-    layer_unit unit;
-    in_view<index_t, 1, B> first; // [H]
-    out_view<float, 2, B> loss;   // [R, M]
+    layer_units unit;
+    out_view<float, 2, B> loss; // [R, tokens]
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        double const factor  = unit.value();
+        double const factor  = unit.of(0);
         index_t const stored = kept.stored(h);
         index_t const rungs  = loss.extent(0);
         by_slot.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
-            if (can.kept == max_rungs && can.reachable == 0) { return; } // padding
             for (index_t r = 0; r < rungs; ++r)
             {
                 index_t const own         = r < static_cast<index_t>(can.own) ? r : static_cast<index_t>(can.own);
                 bool const free           = own >= kept_losses(by_slot.layout);
                 bfloat16 const* const old = free ? nullptr : kept.row(h, own);
-                float* const to           = loss.data_handle() + r * loss.stride(0) + first(h);
+                float* const to           = loss.row(r) + by_slot.begin(h);
                 for (index_t i = begin + t.rank(); i < end; i += t.size())
                 {
                     float const x = free ? 0.0F : i < stored ? widen(old[i]) : chunk.at(h, own, i - stored);
@@ -158,54 +89,6 @@ struct spread_losses
                 }
             }
         });
-    }
-};
-
-/// Adds the losses of a layer's slots by the last queries. An item is a head.
-template <backend B>
-struct join_spread
-{
-    static constexpr char const* name = "reader_join";
-
-    in_view<float, 3, B> scored; // [H, R, M of the layer]
-    layer_unit unit;
-    in_view<index_t, 1, B> first; // [H + 1]
-    out_view<float, 2, B> loss;   // [R, M]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        double const factor = unit.value();
-        index_t const n     = first(h + 1) - first(h);
-        for (index_t r = 0; r < loss.extent(0); ++r)
-        {
-            float* const to = loss.data_handle() + r * loss.stride(0) + first(h);
-            for (index_t i = t.rank(); i < n; i += t.size())
-            {
-                to[i] = static_cast<float>(double{to[i]} + double{scored(h, r, i)} * factor);
-            }
-        }
-    }
-};
-
-/// Copies a layer's rungs to rows of one length; padding has rung 0. An item is a head.
-template <backend B>
-struct pad_rungs
-{
-    static constexpr char const* name = "reader_pad_rungs";
-
-    in_view<std::uint8_t, 1, B> rung; // [M]
-    in_view<index_t, 1, B> first;     // [H + 1]
-    out_view<std::uint8_t, 2, B> to;  // [H, M of the layer]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        index_t const n = first(h + 1) - first(h);
-        for (index_t i = t.rank(); i < to.extent(1); i += t.size())
-        {
-            to(h, i) = i < n ? rung(first(h) + i) : std::uint8_t{0};
-        }
     }
 };
 

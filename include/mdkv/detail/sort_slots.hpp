@@ -3,7 +3,6 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cstddef>
@@ -21,9 +20,10 @@ struct sort_slots
     static constexpr int threads      = 256;
     static constexpr index_t counters = 8192; ///< counters of all workers
 
-    in_view<std::uint8_t, 2, B> rung;
-    out_view<std::int32_t, 2, B> positions;
-    out_view<index_t, 2, B> first;
+    in_view<std::uint8_t, 2, B> rung;       // [H, N]    or, of lists, one after another, N tokens of the longest
+    out_view<std::int32_t, 2, B> positions; // [H, N]
+    out_view<index_t, 2, B> first;          // [H, R+1]  where each rung's positions begin
+    in_view<index_t, 1, B> begin{};         // [H + 1]   where lists begin and the last one ends; empty: there are none
 
     [[nodiscard]] MDKV_HD index_t rungs() const noexcept { return first.extent(1) - 1; }
     [[nodiscard]] MDKV_HD index_t workers(index_t members) const noexcept
@@ -39,22 +39,25 @@ struct sort_slots
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        index_t const n               = rung.extent(1);
-        auto const R                  = static_cast<int>(rungs());
-        auto const working            = static_cast<int>(workers(t.size()));
-        auto const rank               = static_cast<int>(t.rank());
-        auto const size               = static_cast<int>(t.size());
-        auto* const next              = t.scratch().template take<std::int32_t>(index_t{working} * R); // [R, workers]
-        std::uint8_t const* const row = n == 0 ? nullptr : rung.row(h); // no tokens may come without memory
-        std::int32_t* const out       = n == 0 ? nullptr : positions.row(h);
-        index_t const each            = ((n + working - 1) / working + vec16 - 1) / vec16 * vec16;
-        index_t const begin           = rank < working && rank * each < n ? rank * each : n;
-        index_t const end             = n - begin < each ? n : begin + each;
+        index_t const before_head = begin.empty() ? 0 : begin(h) - begin(0);
+        index_t const n           = begin.empty() ? rung.extent(1) : begin(h + 1) - begin(h);
+        auto const R              = static_cast<int>(rungs());
+        auto const working        = static_cast<int>(workers(t.size()));
+        auto const rank           = static_cast<int>(t.rank());
+        auto const size           = static_cast<int>(t.size());
+        auto* const next          = t.scratch().template take<std::int32_t>(index_t{working} * R); // [R, workers]
+        std::uint8_t const* const row =
+            n == 0 ? nullptr : rung.row(h) + before_head; // no tokens may come without memory
+        std::int32_t* const out = n == 0 ? nullptr : positions.row(h);
+        index_t const each      = (n + working - 1) / working;
+        index_t const own       = rank < working && rank * each < n ? rank * each : n; // first of this worker's
+        index_t const end       = n - own < each ? n : own + each;
         for (int i = rank; i < working * R; i += size) { next[i] = 0; }
         t.sync();
-        for_rungs(row, begin, end, [&](index_t, int r) {
-            if (r < R) { ++next[r * working + rank]; }
-        });
+        for (index_t i = own; i < end; ++i)
+        {
+            if (row[i] < R) { ++next[row[i] * working + rank]; }
+        }
         t.sync();
         index_t before = 0;
         for (int i = 0; i < working * R; i += size) // all members, because they add together
@@ -69,27 +72,10 @@ struct sort_slots
         }
         if (rank == 0) { first(h, R) = before; }
         t.sync();
-        for_rungs(row, begin, end, [&](index_t i, int r) {
-            if (r < R) { out[next[r * working + rank]++] = static_cast<std::int32_t>(i); }
-        });
-    }
-
-private:
-    static constexpr int vec16 = 16; ///< rungs read at once
-
-    /// Calls body(token, rung) for the tokens of [begin, end), in their order.
-    template <class Body>
-    MDKV_HD static void for_rungs(std::uint8_t const* row, index_t begin, index_t end, Body const& body)
-    {
-        index_t i = begin;
-        for (; i + vec16 <= end; i += vec16)
+        for (index_t i = own; i < end; ++i)
         {
-            std::uint8_t some[std::size_t{vec16}];
-            load_all(row + i, some);
-            MDKV_UNROLL
-            for (int l = 0; l < vec16; ++l) { body(i + l, int{some[l]}); }
+            if (row[i] < R) { out[next[row[i] * working + rank]++] = static_cast<std::int32_t>(i); }
         }
-        for (; i < end; ++i) { body(i, int{row[i]}); }
     }
 };
 

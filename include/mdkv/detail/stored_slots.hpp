@@ -64,7 +64,8 @@ template <element T>
 {
     index_t heads = 0; // with stand-ins
     for (index_t h = 0; h < cache.layout.heads; ++h) { heads += cache.heads[h].stand_ins > 0 ? 1 : 0; }
-    return cache.layout.stand_in_run < cache.layout.rungs ? heads * channel_bytes(cache.layout.dims, index_t{sizeof(T)}) : 0;
+    return cache.layout.stand_in_run < cache.layout.rungs ? heads * channel_bytes(cache.layout.dims, index_t{sizeof(T)})
+                                                          : 0;
 }
 
 /// For every rung of one cache the rung of another that is stored alike; the other's number of rungs if there is none.
@@ -87,11 +88,15 @@ template <element T>
 template <element T, space S>
 struct stored_slots
 {
-    cache_view<T, S> cache;                 ///< present cache
-    cache_layout layout;                    ///< layout of the new cache
-    index_t most                       = 0; // M: tokens of the longest head before its new window
+    cache_view<T, S> cache; ///< present cache
+    cache_layout layout;    ///< layout of the new cache
+    index_t most = 0;       ///< M: tokens of the longest head before its new window
+    view<index_t const, 1, S>
+        first{}; ///< [H + 1]  where heads begin in a list of their tokens before new windows, and end
     array<std::size_t, max_rungs> same = same_rungs(cache.layout, layout); ///< rung of the new cache, by present rung
 
+    /// Where head h begins in the list of these heads alone.
+    [[nodiscard]] MDKV_HD constexpr index_t begin(index_t h) const noexcept { return first(h) - first(0); }
     /// Tokens of head h before its new window.
     [[nodiscard]] MDKV_HD constexpr index_t tokens(index_t h) const noexcept
     {
@@ -107,7 +112,7 @@ struct stored_slots
         return slots_of_head(cache, h, i).tokens + left;
     }
 
-    /// The rungs of the new cache that the tokens of one run can take; bit r stands for rung r. Padding can take none.
+    /// The rungs of the new cache that the tokens of one run can take; bit r stands for rung r.
     struct choice
     {
         std::size_t own         = 0;         ///< present rung
@@ -146,7 +151,7 @@ struct stored_slots
         return c;
     }
 
-    /// Calls body(begin, end, choice) for the slots of each run of head h, and at last for its padding.
+    /// Calls body(begin, end, choice) for the slots of each run of head h.
     template <class Body>
     MDKV_HD constexpr void for_runs(index_t h, Body const& body) const
     {
@@ -157,30 +162,37 @@ struct stored_slots
             if (begin < end) { body(begin, end, choice_of(h, i)); }
             begin = end;
         }
-        body(begin, most, choice{});
     }
 };
 
-/// Sets the loss to 0 at rungs that keep a token's values, and at every rung of padding. A rung above a token's own, or one
-/// that its head stores no projection for, loses as much as dropping, so that no bytes are spent on it. An item is a head.
+/// Adds to `ends` where the heads of a layer end in a list of tokens before the new windows; its last number is where they begin.
+template <element T>
+void add_heads(stored_slots<T, space::host> const& by_slot, std::vector<index_t>& ends)
+{
+    for (index_t h = 0; h < by_slot.layout.heads; ++h) { ends.push_back(ends.back() + by_slot.tokens(h)); }
+}
+
+/// Sets the loss to 0 at rungs that keep a token's values. A rung above a token's own, or one that its head stores no
+/// projection for, loses as much as dropping, so that no bytes are spent on it. An item is a head.
 template <element T, space S>
 struct mask_losses
 {
     static constexpr char const* name = "recompress_mask_losses";
 
     stored_slots<T, S> by_slot;
-    view<float, 3, S> loss; // [H, R, M]
+    view<float, 2, S> loss; // [R, all tokens]
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
-        by_slot.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
-            for (index_t slot = begin + t.rank(); slot < end; slot += t.size())
+        by_slot.for_runs(h, [&](index_t from, index_t end, auto const& can) {
+            index_t const begin = by_slot.begin(h);
+            for (index_t i = begin + from + t.rank(); i < begin + end; i += t.size())
             {
-                float const dropped = can.reaches(0) ? loss(h, 0, slot) : 0.0F;
+                float const dropped = can.reaches(0) ? loss(0, i) : 0.0F;
                 for (std::size_t r = 0; r < by_slot.layout.rungs; ++r)
                 {
-                    float& x = loss(h, static_cast<index_t>(r), slot);
+                    float& x = loss(static_cast<index_t>(r), i);
                     x        = r == can.kept ? 0.0F : can.reaches(r) ? x : dropped;
                 }
             }
@@ -189,15 +201,15 @@ struct mask_losses
 };
 
 /// Sets the rungs at which tokens are stored anew: their present ones, or allocate's choice. A token whose rung is out of
-/// reach is dropped, as its loss assumes; padding is dropped. Counts the tokens that stay bit for bit, and marks the tokens
-/// whose bytes are copied. An item is a head.
+/// reach is dropped, as its loss assumes. Counts the tokens that stay bit for bit, and marks the tokens whose bytes are
+/// copied. An item is a head.
 template <element T, space S>
 struct settle_rungs
 {
     static constexpr char const* name = "recompress_settle_rungs";
 
     stored_slots<T, S> by_slot;
-    view<std::uint8_t, 2, S> rung;    // [H, M]
+    std::uint8_t* rung;               // list of all tokens
     view<std::uint8_t, 2, S> carried; // [H, M]
     bool as_stored;
     view<index_t, 2, S> counts; // [H, R+2]  the last column receives the number of tokens that stay
@@ -206,12 +218,13 @@ struct settle_rungs
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
         index_t stay = 0;
-        by_slot.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
-            for (index_t slot = begin + t.rank(); slot < end; slot += t.size())
+        by_slot.for_runs(h, [&](index_t from, index_t end, auto const& can) {
+            for (index_t slot = from + t.rank(); slot < end; slot += t.size())
             {
-                std::size_t const wanted = as_stored ? can.own : std::size_t{rung(h, slot)};
+                std::uint8_t& own        = rung[by_slot.begin(h) + slot];
+                std::size_t const wanted = as_stored ? can.own : std::size_t{own};
                 std::size_t const r      = can.reaches(wanted) ? wanted : 0;
-                rung(h, slot)            = static_cast<std::uint8_t>(r);
+                own                      = static_cast<std::uint8_t>(r);
                 carried(h, slot)         = can.copies(r) ? 1 : 0;
                 stay += r == can.kept ? 1 : 0;
             }

@@ -123,36 +123,6 @@ template <team Team>
     return static_cast<int>(t.size());
 }
 
-template <class Word, team Team>
-MDKV_HD void copy_words(Team const& t, std::byte const* from, std::byte* to, int bytes)
-{
-    int const words = bytes / static_cast<int>(sizeof(Word));
-    for (int i = member(t); i < words; i += members(t))
-    {
-        reinterpret_cast<Word*>(to)[i] = reinterpret_cast<Word const*>(from)[i];
-    }
-    int const done = words * static_cast<int>(sizeof(Word));
-    for (int i = done + member(t); i < bytes; i += members(t)) { to[i] = from[i]; }
-}
-
-/// Copies bytes of any alignment, in words as wide as the alignment allows.
-template <team Team>
-MDKV_HD void copy_bytes(Team const& t, std::byte const* from, std::byte* to, int bytes)
-{
-    struct alignas(16) four_words
-    {
-        std::uint32_t word[4];
-    };
-    if constexpr (Team::lanes > 1) { __builtin_memcpy(to, from, static_cast<std::size_t>(bytes)); }
-    else
-    {
-        auto const common = reinterpret_cast<std::uintptr_t>(from) | reinterpret_cast<std::uintptr_t>(to);
-        if (common % 16 == 0) { copy_words<four_words>(t, from, to, bytes); }
-        else if (common % 4 == 0) { copy_words<std::uint32_t>(t, from, to, bytes); }
-        else { copy_words<std::byte>(t, from, to, bytes); }
-    }
-}
-
 template <class Job>
 [[nodiscard]] constexpr int threads_of() noexcept
 {

@@ -23,29 +23,23 @@
 namespace MDKV_NAMESPACE::detail
 {
 
-/// The rungs that the tokens of a head may take, cheapest first, and the factors that compare them.
+/// The rungs that tokens may take, cheapest first, and the factors that compare them.
 struct rung_table
 {
     std::size_t count = 0;
-    mdkv::array<std::uint8_t, max_rungs> index{};                    ///< rung in the caller's ratio set
-    mdkv::array<index_t, max_rungs> cost{};                          ///< bytes per token
+    mdkv::array<std::uint8_t, max_rungs> index{}; ///< rung in the caller's ratio set; then other rungs
+    mdkv::array<index_t, max_rungs> cost{};       ///< bytes per token
     mdkv::array<mdkv::array<float, max_rungs>, max_rungs> inverse{}; ///< [a][c]: unit / (cost_c - cost_a)
 
-    /// Rungs are added in the order of their costs; `compare` then sets the factors.
-    MDKV_HD constexpr void add(std::size_t rung, index_t bytes) noexcept
+    /// Adds a rung that costs more than those before it. Tables whose tokens compete for the same bytes need the same unit.
+    constexpr void add(std::size_t rung, index_t bytes, index_t unit) noexcept
     {
-        index[count] = static_cast<std::uint8_t>(rung);
-        cost[count]  = bytes;
-        ++count;
-    }
-
-    /// Entry [a][c]. Tables whose tokens compete for the same bytes need the same unit.
-    MDKV_HD constexpr void compare(std::size_t a, std::size_t c, index_t unit) noexcept
-    {
-        if (a < c && c < count)
+        for (std::size_t a = 0; a < count; ++a)
         {
-            inverse[a][c] = static_cast<float>(static_cast<double>(unit) / static_cast<double>(cost[c] - cost[a]));
+            inverse[a][count] = static_cast<float>(static_cast<double>(unit) / static_cast<double>(bytes - cost[a]));
         }
+        index[count]  = static_cast<std::uint8_t>(rung);
+        cost[count++] = bytes;
     }
 };
 

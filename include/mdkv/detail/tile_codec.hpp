@@ -54,20 +54,15 @@ MDKV_HD void for_codes(Team const& t, coded_group const& group, Body const& body
     int const others     = group.by_token ? group.bytes : group.width;
     int const step       = group.by_token ? 1 : tile;
     int const other_step = group.by_token ? tile : 1;
-    for (int i = 0; i < neighbours / 4 * 4; i += 4)
-    {
+    auto const go_over   = [&](int i, auto count) {
         for (int o = member(t); o < others; o += members(t))
         {
-            body(i * others + 4 * o, i * step + o * other_step, step, std::integral_constant<int, 4>{});
+            body(i * others + count * o, i * step + o * other_step, step, count);
         }
-    }
-    for (int i = neighbours / 4 * 4; i < neighbours; ++i)
-    {
-        for (int o = member(t); o < others; o += members(t))
-        {
-            body(i * others + o, i * step + o * other_step, step, std::integral_constant<int, 1>{});
-        }
-    }
+    };
+    int i = 0;
+    for (; i + 4 <= neighbours; i += 4) { go_over(i, std::integral_constant<int, 4>{}); }
+    for (; i < neighbours; ++i) { go_over(i, std::integral_constant<int, 1>{}); }
 }
 
 /// Copies token i of a group's tile to token j of another's, stored alike.
@@ -80,16 +75,7 @@ MDKV_HD void copy_codes(Team const& t, coded_group const& group, std::byte const
         store_at(to + other.scale(j), load_at<half>(from + group.scale(i)));
         store_at(to + other.minimum(j), load_at<half>(from + group.minimum(i)));
     }
-    if (group.by_token)
-    {
-        int const step       = group.code(i, 1) - group.code(i, 0);
-        int const other_step = other.code(j, 1) - other.code(j, 0);
-        from += group.code(i, 0);
-        to += other.code(j, 0);
-        for (int b = member(t); b < group.bytes; b += members(t)) { to[b * other_step] = from[b * step]; }
-        return;
-    }
-    int const fours = group.bytes / 4;
+    int const fours = group.by_token ? 0 : group.bytes / 4; // that lie together
     for (int f = member(t); f < fours; f += members(t))
     {
         store_at(to + other.code(j, 4 * f), load_at<std::uint32_t>(from + group.code(i, 4 * f)));
@@ -100,19 +86,19 @@ MDKV_HD void copy_codes(Team const& t, coded_group const& group, std::byte const
     }
 }
 
-/// Writes the codes of n coordinates of a tile's first `count` tokens. x is used up.
+/// Writes the codes of a group's coordinates of a tile's first `count` tokens. x is used up.
 /// \param minimum, scale  [16]  scratch of the team
 template <team Team>
-MDKV_OUTLINE MDKV_HD void write_codes(Team const& t, float* x, int n, storage kind, coded_group const& group, int count,
-    float* minimum, float* scale, std::byte* to)
+MDKV_OUTLINE MDKV_HD void write_codes(
+    Team const& t, float* x, coded_group const& group, int count, float* minimum, float* scale, std::byte* to)
 {
     constexpr int tile  = tile_tokens;
     constexpr int lanes = Team::register_lanes;
     using floats        = lane_floats<lanes>;
-    auto const most     = static_cast<float>(most_code(kind));
+    auto const most     = static_cast<float>(most_code(group.kind));
     for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
     {
-        quantiser<lanes> const q = column_bounds<lanes>{x + i, n, tile}.fitted(kind);
+        quantiser<lanes> const q = column_bounds<lanes>{x + i, group.coordinates, tile}.fitted(group.kind);
         store_lanes(minimum + i, q.minimum);
         store_lanes(scale + i, q.inverse);
         float steps[std::size_t{lanes}];
@@ -131,7 +117,10 @@ MDKV_OUTLINE MDKV_HD void write_codes(Team const& t, float* x, int n, storage ki
         q.inverse       = load_lanes<floats>(scale + i % tile);
         floats code     = q.codes(load_lanes<floats>(x + i), most);
         int const other = i + group.bytes * tile; // for 4 bits, the code in the byte's upper half
-        if (kind == storage::int4 && other < n * tile) { code += 16.0F * q.codes(load_lanes<floats>(x + other), most); }
+        if (group.kind == storage::int4 && other < group.coordinates * tile)
+        {
+            code += 16.0F * q.codes(load_lanes<floats>(x + other), most);
+        }
         store_lanes(x + i, code);
     }
     t.sync();
@@ -147,11 +136,11 @@ MDKV_OUTLINE MDKV_HD void write_codes(Team const& t, float* x, int n, storage ki
     });
 }
 
-/// Reads the codes of n coordinates of a tile's tokens as numbers; those of missing tokens are 0.
+/// Reads the codes of a group's coordinates of a tile's tokens as numbers; those of missing tokens are 0.
 /// \param minimum, scale  [16]  scratch of the team
 template <team Team>
-MDKV_OUTLINE MDKV_HD void read_codes(Team const& t, std::byte const* from, coded_group const& group, storage kind,
-    int n, float* minimum, float* scale, float* x)
+MDKV_OUTLINE MDKV_HD void read_codes(
+    Team const& t, std::byte const* from, coded_group const& group, float* minimum, float* scale, float* x)
 {
     constexpr int tile  = tile_tokens;
     constexpr int lanes = Team::register_lanes;
@@ -185,11 +174,11 @@ MDKV_OUTLINE MDKV_HD void read_codes(Team const& t, std::byte const* from, coded
         q.minimum   = load_lanes<floats>(minimum + i % tile);
         q.scale     = load_lanes<floats>(scale + i % tile);
         floats code = load_lanes<floats>(x + i);
-        if (kind == storage::int4)
+        if (group.kind == storage::int4)
         {
             floats const upper = cut_off(code * 0.0625F);
             int const other    = i + group.bytes * tile;
-            if (other < n * tile) { store_lanes(x + other, q.values(upper)); }
+            if (other < group.coordinates * tile) { store_lanes(x + other, q.values(upper)); }
             code -= 16.0F * upper;
         }
         store_lanes(x + i, q.values(code));

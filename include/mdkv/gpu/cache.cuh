@@ -12,43 +12,14 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <memory_resource>
 
 namespace MDKV_NAMESPACE::gpu
 {
 
-/// Owns arena, directory and tail of one layer; every stage works on its view. Empty until `pack` fills it. All memory
-/// comes from the resource, in the order of the stream; both are given at construction and must outlive the cache. When
-/// the cache is destroyed, other streams' work on it must be over, or be waited for by its own stream.
+/// `cache<T>{layout, arena_bytes, tail_tokens, stream, resource}`.
 template <element T, memory_resource Resource = pool_resource>
-class cache : public mdkv::detail::cache_owner<T, space::device, stream_memory<Resource>>
-{
-    using owner = mdkv::detail::cache_owner<T, space::device, stream_memory<Resource>>;
-
-public:
-    /// A cache without heads.
-    cache() noexcept = default;
-
-    /// Room for `arena_bytes` of packed tokens and `tail_tokens` appended ones. The budget's bytes are enough: pack writes
-    /// no more bytes than allocate was given.
-    /// \throws invalid_argument   a size is negative
-    /// \throws size_overflow      a size leaves 64 bits
-    /// \throws cuda_error         the directory could not be cleared (or an exception of the resource)
-    cache(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens, cudaStream_t stream, Resource& resource)
-        : owner{layout, arena_bytes, tail_tokens, stream_memory<Resource>{stream, std::addressof(resource)}}
-    {}
-
-    /// An empty cache of other sizes, of the same stream and memory resource.
-    [[nodiscard]] cache like(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens) const
-    {
-        return {layout, arena_bytes, tail_tokens, stream(), resource()};
-    }
-
-    [[nodiscard]] cudaStream_t stream() const noexcept { return this->memory().stream; }
-    /// The memory resource, of a cache with heads only.
-    [[nodiscard]] Resource& resource() const noexcept { return *this->memory().resource; }
-};
+using cache = mdkv::detail::cache_owner<T, space::device, stream_memory<Resource>>;
 
 /// The same cache in host memory, to inspect, to keep or to decode there. Waits for the stream; the cache's last work must
 /// have been enqueued on it, or waited for. If more tokens were appended than the tail holds, the copy's tail is full.

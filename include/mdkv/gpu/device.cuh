@@ -125,7 +125,7 @@ __device__ __forceinline__ void atomic_min(T* to, T value)
 }
 
 /// The V at an address that is a multiple of sizeof(V), in one load. Kernels written by hand load and store vectors by these two
-/// functions alone, whose addresses must be aligned; jobs do by load_all, store_all and copy_bytes, which look at them.
+/// functions alone, whose addresses must be aligned; jobs do by load_all and store_all, which look at them.
 template <class V>
 [[nodiscard]] __device__ __forceinline__ V load(void const* from)
 {

@@ -11,6 +11,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <memory>
 #include <new>
 
 #include <cuda_runtime_api.h>
@@ -62,6 +63,12 @@ struct stream_memory
 
     cudaStream_t stream = nullptr;
     Resource* resource  = nullptr;
+
+    [[nodiscard]] static stream_memory of(stream_memory const& same) noexcept { return same; }
+    [[nodiscard]] static stream_memory of(cudaStream_t on, Resource& from) noexcept
+    {
+        return {on, std::addressof(from)};
+    }
 
     [[nodiscard]] void* allocate(std::size_t bytes) const
     {

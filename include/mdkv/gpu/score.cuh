@@ -52,11 +52,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     index_t const splits = std::clamp<index_t>(tiles / 4, 1, (detail::score_splits + heads - 1) / heads);
     detail::score_states states{nullptr, (splits + 1) * tiling.token_warps(), plan.softmaxes, plan.rows};
 
-    plan.past = tokens;
     workspace::frame frame{*on.scratch};
-    plan.memory   = frame.take<float>(checked_multiply(heads, plan.head_floats()));
-    states.memory = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
-    plan.set_totals(loss, frame.take<float>(plan.spare_floats(heads) + plan.sum_floats(heads)));
+    plan.take_memory(frame, loss, states);
     if (tokens == 0) { return; }
     mdkv::detail::score_losses<T, backend> const last{keys, values, key_basis, value_basis, plan, loss};
     index_t const shared = (std::max)(tiling.all, last.scratch_bytes());
@@ -64,21 +61,11 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     expects(shared <= most, "score: head dimensions ", keys.extent(2), " and ", values.extent(2), " take ", shared,
         " bytes of a block's shared memory at these rungs; this GPU has ", most);
 
-    mdkv::detail::score_queries<backend, U> const panels{queries, plan};
-    run(on, panels, heads * panels.panels());
-    mdkv::detail::score_bases<backend> const bases{key_basis, plan};
-    run(on, bases, heads * bases.per_head());
-    run(on,
-        mdkv::detail::score_channels<T, U, backend>{
-            options.channels.value_or(in_view<float, 3, backend>{}), queries, keys, values, plan},
-        plan.rotates ? heads : 0);
-    if (plan.latent > 0 || tiling.tensor)
-    {
+    mdkv::detail::prepare_score(on, plan, queries, keys, values, key_basis, options, [&] {
+        if (plan.latent == 0 && !tiling.tensor) { return; }
         launch(on, kernels::score_panels<U>{queries, key_basis, plan, tiling.tensor},
             heads * (plan.rows / detail::score_panel));
-    }
-
-    run(on, mdkv::detail::score_noise{plan}, plan.codes ? heads : 0);
+    });
 
     detail::token_rows<T> const key_rows{keys};
     if (!options.lse || plan.softmaxes > 1)
@@ -88,10 +75,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
                 key_rows, detail::token_rows<T>{window_keys}, plan, tiling, states, splits, !options.lse.has_value()},
             heads * (splits + 1));
     }
-    mdkv::detail::score_join<backend> const join{options.lse.value_or(in_view<float, 2, backend>{}),
-        options.lse_elsewhere.value_or(in_view<float, 2, backend>{}),
-        options.query_weights.value_or(in_view<float, 1, backend>{}), plan, states};
-    run(on, join, heads * join.per_head());
+    mdkv::detail::score_join<backend>::run_for(on, options, plan, states, heads);
     launch(on, kernels::score_totals<T>{key_rows, plan, tiling, tiles}, checked_multiply(heads, tiles));
     mdkv::detail::score_by_totals(on, last);
 }

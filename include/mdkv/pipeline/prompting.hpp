@@ -18,7 +18,6 @@
 #include <mdkv/pipeline/steps.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/balance.hpp>
-#include <mdkv/replay/join.hpp>
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/refit.hpp>
 #include <mdkv/replay/replay.hpp>
@@ -205,9 +204,9 @@ struct prompt_work
         auto const fit      = settings.refitted.value_or(refit_part{});
         block_queries       = scratch_view<U>(
             on, memory, settings.refitted ? L : 0, H * shape.group, fit.kept() * fit.each(shape.group), D);
-        leverages           = scratch_view<leverage_sum>(on, memory, settings.leverage_power() > 0 ? shape.tokens : 0);
-        rungs               = scratch_view<std::uint8_t>(on, memory, L, H, settings.window_part > 0 ? shape.tokens : M);
-        sizes               = scratch_view<index_t>(on, memory, L);
+        leverages = scratch_view<leverage_sum>(on, memory, settings.leverage_power() > 0 ? shape.tokens : 0);
+        rungs     = scratch_view<std::uint8_t>(on, memory, L, H, settings.window_part > 0 ? shape.tokens : M);
+        sizes     = scratch_view<index_t>(on, memory, L);
         run(on, fill<leverage_sum>{leverages.data_handle(), 0, leverages.extent(0)});
     }
 
@@ -351,8 +350,8 @@ struct prompt_work
     /// Sets how stand-ins are stored, and the most of a head: fewer if they are uncompressed against the preset's wish.
     void plan_stand_ins(prompt_choice& next, layer_shape const& one, bool coded) const
     {
-        index_t const most  = settings.most_stand_ins(coded, next.budget, one.heads, stand_in_bytes(coded));
-        index_t const head  = most * stand_in_bytes(coded) + (coded || next.coded_window ? costs.channels : 0);
+        index_t const most   = settings.most_stand_ins(coded, next.budget, one.heads, stand_in_bytes(coded));
+        index_t const head   = most * stand_in_bytes(coded) + (coded || next.coded_window ? costs.channels : 0);
         next.coded_stand_ins = coded;
         next.stand_ins       = one.heads * head <= next.budget - window_bytes(next, one) ? most : 0;
     }
@@ -403,7 +402,7 @@ struct prompt_work
         }
         index_t const limits = settings.shared ? 1 : L;
         workspace::frame frame{*on.scratch};
-        auto const bytes = scratch_view<index_t>(on, frame, limits);
+        auto const bytes  = scratch_view<index_t>(on, frame, limits);
         auto const choose = [&](index_t each) {
             run(on, fill<index_t>{bytes.data_handle(), L / limits * each, limits});
             return total_of(allocate_within(
@@ -486,7 +485,8 @@ struct prompt_work
             ": a loss is NaN or infinite; queries of a chunk, an lse, keys or values are not finite, or too large to "
             "multiply");
         bool const fits = total.status != allocation_status::over_limit;
-        expects(fits || !quotas, stage, ": a quota cannot hold the tokens of its head at their cheapest rung; at least ",
+        expects(fits || !quotas, stage,
+            ": a quota cannot hold the tokens of its head at their cheapest rung; at least ",
             costs.least(1, one.tokens), " bytes are needed");
         expects(fits, stage, ": a budget of ", next.budget,
             " bytes a layer cannot hold every token at its cheapest rung; at least ",
@@ -510,12 +510,12 @@ struct prompt_work
     compress_report pack_layer(
         B const& on, index_t l, rows_of_layer const& rows, cache_layout const& form, Destination& to) const
     {
-        constexpr bool owner  = requires { to.view(); };
-        layer_shape const one = stored_layer(rows.keys.extent(1));
-        auto const [H, N]     = std::pair{one.heads, one.tokens};
-        auto const chosen     = as_input(rungs_of(l, N));
-        auto const keys       = slice<1>(rows.keys, 0, N);
-        auto const values     = slice<1>(rows.values, 0, N);
+        constexpr bool owner           = requires { to.view(); };
+        layer_shape const one          = stored_layer(rows.keys.extent(1));
+        auto const [H, N]              = std::pair{one.heads, one.tokens};
+        auto const chosen              = as_input(rungs_of(l, N));
+        auto const keys                = slice<1>(rows.keys, 0, N);
+        auto const values              = slice<1>(rows.values, 0, N);
         array<index_t, 2> const blocks = blocks_of(l, N + one.window, rows.queries.extent(1));
         index_t const each             = settings.refitted.value_or(refit_part{}).each(shape.group);
         index_t const fitting          = (blocks[1] - blocks[0]) * each; // queries

@@ -70,7 +70,7 @@ struct reader_work
     index_t pending = 0;     ///< tokens of a chunk that some layers have stored already, after an error in another one
     prompt_progress asked{}; ///< rows of `recent`, by layer; the last ones are the chunk's
     bool finished = false;
-    bool lowered  = false; ///< tokens have lost bytes
+    bool lowered  = false;     ///< tokens have lost bytes
     std::vector<bytes> kept{}; ///< [L]  losses of stored tokens, see slot_losses
 
     out_view<T, 4, B> sinks{};          ///< [L, H, replay_part::sinks, D]
@@ -131,7 +131,8 @@ struct reader_work
         index_t const head = stand_ins * one.token_bytes() + costs.channels;
         stand_ins          = H * head <= limit_bytes - least ? stand_ins : 0;
         auto const [D, Dv] = shape.dims;
-        index_t const queries = (std::min)(settings.queries, shape.tokens); // if they do not score, for channels and stand-ins
+        index_t const queries =
+            (std::min)(settings.queries, shape.tokens); // if they do not score, for channels and stand-ins
         sinks      = scratch_view<T>(on, memory, L, H, settings.replayed->sinks, D);
         recent     = scratch_view<U>(on, memory, L, H * shape.group, queries, D);
         recent_lse = scratch_view<float>(on, memory, L, H * shape.group, queries);
@@ -211,7 +212,7 @@ struct reader_work
     void add_chunk(B const& on, index_t l, out_view<double, 3, B> gram, out_view<T, 3, B> keys) const
     {
         workspace::frame frame{*on.scratch};
-        auto const values = scratch_view<T>(on, frame, H, keys.extent(1), shape.dims.values);
+        auto const values     = scratch_view<T>(on, frame, H, keys.extent(1), shape.dims.values);
         cache_view<T, S> tail = cache(l).view(); // nothing but the tail
         tail.heads            = no_tokens.data_handle();
         tail.layout.window    = 0;
@@ -225,11 +226,12 @@ struct reader_work
     {
         index_t const D = shape.dims.keys;
         workspace::frame frame{*on.scratch};
-        auto const keys      = scratch_view<T>(on, frame, H, n, D);
-        auto const all       = scratch_view<double>(on, frame, H, D, D);
-        auto const gram      = scratch_view<double>(on, frame, H, D, D);
-        auto const whitener  = scratch_view<float>(on, frame, H, D, D);
-        auto const mass      = scratch_view<double>(on, frame, L, H);
+        auto const keys     = scratch_view<T>(on, frame, H, n, D);
+        auto const all      = scratch_view<double>(on, frame, H, D, D);
+        auto const gram     = scratch_view<double>(on, frame, H, D, D);
+        auto const whitener = scratch_view<float>(on, frame, H, D, D);
+        row_totals<B> const mass{
+            frame, {nullptr, 1, L * H}, {nullptr, {1, L * H, 1}, {0, 0, 1}}}; // filled by another job
         auto const leverages = scratch_view<leverage_sum>(on, frame, n);
         auto const widened   = scratch_view<float>(on, frame, n);
         run(on, fill<leverage_sum>{leverages.data_handle(), 0, n});
@@ -239,16 +241,16 @@ struct reader_work
             add_chunk(on, l, all, keys);
             run(on, copy_rows<B, double>{as_input(all), gram});
             run(on, whiten<B>{gram, whitener}, H);
-            run(on, add_leverage_mass<B>{as_input(all), as_input(whitener), after(mass.data_handle(), l * H)}, H);
+            run(on, add_leverage_mass<B>{as_input(all), as_input(whitener), mass.pieces.sums + l * H}, H);
             add_leverages(on, as_input(keys), as_input(whitener), leverages);
         }
         // The factor's limit is that of `balance` for the whole prompt.
         double const most = 0x1p127
                             / (static_cast<double>(L * H) * static_cast<double>(shape.tokens)
                                 * std::exp(std::fmax(double{settings.shared->depth}, 0.0)));
-        sum_pieces<B> const of_all{{nullptr, {1, L * H, 1}, {0, 0, 1}}, mass.data_handle()}; // sums alone
+        run(on, add_totals<B>{mass.pieces, mass.totals, nullptr});
         run(on, widen_leverages<B>{as_input(leverages), widened.data_handle()});
-        run(on, weigh_surroundings<B>{as_input(widened), of_all, read + n,
+        run(on, weigh_surroundings<B>{as_input(widened), mass.totals, read + n,
                     double{leverage_power_for(settings.leverage_power(), shape.tokens)}, most, factors.data_handle()});
     }
 
@@ -264,47 +266,49 @@ struct reader_work
         if (!last)
         {
             double const more = double{slack()} * static_cast<double>(report.limit_bytes); // cut below 64 bits
-            report.limit_bytes += (std::min)(static_cast<index_t>((std::min)(more, 0x1p62)), INT64_MAX - report.limit_bytes);
+            report.limit_bytes +=
+                (std::min)(static_cast<index_t>((std::min)(more, 0x1p62)), INT64_MAX - report.limit_bytes);
         }
         for (index_t l = 0; l < L && all == 0 && last; ++l) { cache(l) = cache(l).like(layout(0), 0, 0); }
         if (all == 0 || (n == 0 && !last)) { return measured(report); }
-        auto const begin   = begins(on, W);
-        bool const chooses = !fits(report.limit_bytes);
-        bool const counts  = n > 0 && pending == 0; // the chunk's tokens, into means
-        index_t const M    = chooses ? begin.back() : 0;
-        index_t most       = 0;
-        for (index_t l = 0; l < L; ++l) { most = (std::max)(most, longest(begin, l)); }
-
-        workspace::frame frame{*on.scratch};
-        auto const first = scratch_view<index_t>(on, frame, L * H + 1);
-        auto const rung  = scratch_view<std::uint8_t>(on, frame, M);
+        std::vector<index_t> ends{0}; // heads' tokens among those of all heads, windows left out
         for (index_t l = 0; l < L; ++l)
         {
-            run(on, count_slots<T, B>{slots_of(l, W, most), after(first.data_handle(), l * H)}, H);
+            host_directory<T> const directory{on, cache(l).view()};
+            add_heads<T>({directory.view, layout(W)}, ends);
         }
-        run(on, begin_heads{first.data_handle(), L * H}, 1);
+        bool const chooses = !fits(report.limit_bytes);
+        bool const counts  = n > 0 && pending == 0; // the chunk's tokens, into means
+        index_t most       = 0;
+        for (index_t l = 0; l < L; ++l) { most = (std::max)(most, longest(ends, l)); }
+
+        workspace::frame frame{*on.scratch};
+        auto const first   = scratch_view<index_t>(on, frame, L * H + 1);
+        auto const rung    = scratch_view<std::uint8_t>(on, frame, ends.back());
+        auto const list_of = [&](index_t l) { // a layer's
+            return token_list{as_input(slice<0>(first, l * H, H + 1)), ends[static_cast<std::size_t>(l * H)],
+                ends[static_cast<std::size_t>((l + 1) * H)], longest(ends, l)};
+        };
+        copy(on, ends.data(), first.data_handle(), std::ssize(ends) * index_t{sizeof(index_t)});
         report.chosen.status = allocation_status::everything_kept;
         {
             workspace::frame choosing{*on.scratch};
-            auto const sums       = scratch_view<double>(on, choosing, L);
-            auto const loss       = scratch_view<float>(on, choosing, R, M);
+            auto const loss       = scratch_view<float>(on, choosing, R, chooses ? ends.back() : 0);
             index_t const counted = counts ? n : 0;
-            sum_pieces<B> of_chunk{
-                {losses.data_handle(), {L, H, counted}, {losses.stride(0), losses.stride(1), 1}}, nullptr};
-            of_chunk.sums = choosing.template take<double>(of_chunk.items());
-            run(on, of_chunk);
-            run(on, add_totals<B>{of_chunk, totals.data_handle(), sums.data_handle()}, L);
+            row_totals<B> const sums{choosing, {nullptr, L, H},
+                {losses.data_handle(), {L, H, counted}, {losses.stride(0), losses.stride(1), 1}}};
+            sums.find(on, nullptr, totals.data_handle());
             if (weighs() && counts) { weigh_leverages(on, n); }
             for (index_t l = 0; l < L && chooses; ++l)
             {
                 run(on,
-                    spread_losses<T, B>{slots_of(l, W, most), kept_of(l), chunk_of(l, n),
-                        unit_of(l, after(sums.data_handle(), l), all, 1.0), as_input(slice<0>(first, l * H, H)), loss},
+                    spread_losses<T, B>{slots_of(l, W, list_of(l)), kept_of(l), chunk_of(l, n),
+                        units_of(l, sums.totals + l, all, 1.0), list_of(l).of(loss)},
                     H);
             }
             for (index_t l = 0; l < L && chooses && settings.last_queries_score(); ++l)
             {
-                join_layer(on, l, W, all, begin, as_input(first), loss);
+                join_layer(on, l, W, all, list_of(l), loss);
             }
             index_t const fixed = one.window_bytes() + one.bytes_of(stand_ins);
             if (chooses)
@@ -317,15 +321,15 @@ struct reader_work
             auto const keys = scratch_view<T>(on, more, weighs() ? H : 0, counted, shape.dims.keys);
             on.scratch->hold_peak(); // weigh_leverages has made the calls of add_chunk before
             // Nothing throws from here on: the means count the chunk.
-            auto const row = [&](auto const& x) { return view<double, 3, S>{x.data_handle(), {1, 1, L}, {0, 0, 1}}; };
-            run(on, copy_rows<B, double>{row(sums), row(totals)});
+            auto const row = [&](double* x) { return view<double, 3, S>{x, {1, 1, L}, {0, 0, 1}}; };
+            run(on, copy_rows<B, double>{row(sums.totals), row(totals.data_handle())});
             for (index_t l = 0; l < L && weighs() && counts; ++l) { add_chunk(on, l, item_of(grams, l), keys); }
             wait(on);
             pending = n;
         }
         for (index_t l = 0; l < L; ++l)
         {
-            pack_layer(on, l, W, all, last, begin, as_input(first), as_input(rung), chunk_of(l, n));
+            pack_layer(on, l, W, all, last, list_of(l), rung, !chooses, chunk_of(l, n));
             progress.of(l) = 0;
         }
         pending = 0;
@@ -360,80 +364,77 @@ struct reader_work
         return sum <= bytes_of_all && settings.ratios.full_rung() < settings.ratios.size();
     }
 
-    /// The indices at which heads' tokens begin among those of all heads, [L*H + 1], windows left out.
-    [[nodiscard]] std::vector<index_t> begins(B const& on, index_t W) const
+    /// Tokens of a layer in the list of all layers'.
+    struct token_list
     {
-        std::vector<index_t> begin{0};
-        for (index_t l = 0; l < L; ++l)
-        {
-            host_directory<T> const directory{on, cache(l).view()};
-            stored_slots<T, space::host> const by_slot{directory.view, layout(W)};
-            for (index_t h = 0; h < H; ++h) { begin.push_back(begin.back() + by_slot.tokens(h)); }
-        }
-        return begin;
-    }
+        in_view<index_t, 1, B> first; ///< [H + 1]
+        index_t begin, end;
+        index_t longest; ///< tokens of the longest head
 
-    [[nodiscard]] stored_slots<T, S> slots_of(index_t l, index_t W, index_t most) const
+        [[nodiscard]] auto of(auto const& all) const // lists of tokens, in the last dimension
+        {
+            return slice<std::remove_cvref_t<decltype(all)>::rank() - 1>(all, begin, end - begin);
+        }
+    };
+
+    [[nodiscard]] stored_slots<T, S> slots_of(index_t l, index_t W, token_list const& list) const
     {
-        return {cache(l).view(), layout(W), most};
+        return {cache(l).view(), layout(W), list.longest, list.first};
     }
 
     /// Tokens of the longest head of a layer.
-    [[nodiscard]] index_t longest(std::vector<index_t> const& begin, index_t l) const
+    [[nodiscard]] index_t longest(std::vector<index_t> const& ends, index_t l) const
     {
         index_t most = 0;
         for (auto i = static_cast<std::size_t>(l * H); i < static_cast<std::size_t>((l + 1) * H); ++i)
         {
-            most = (std::max)(most, begin[i + 1] - begin[i]);
+            most = (std::max)(most, ends[i + 1] - ends[i]);
         }
         return most;
     }
 
-    [[nodiscard]] layer_unit unit_of(index_t l, double const* total, index_t tokens, double weight) const
+    /// The unit of layer l, whose losses at rung 0 add up to `total`.
+    [[nodiscard]] layer_units units_of(index_t l, double const* total, index_t tokens, double weight) const
     {
         double const depth = settings.shared ? double{settings.shared->depth} : 0.0;
         return {total, static_cast<double>(H * tokens),
             weight * std::exp(depth * static_cast<double>(l) / static_cast<double>(L))};
     }
 
-    /// One call of recompress's job, for a layer whose rungs are chosen here.
-    [[nodiscard]] recompressing<B, T, U> job_of(B const& on, index_t l, index_t W, index_t tokens, index_t most,
-        recompress_options<B> const& how, host_directory<T> const& directory, bool chooses,
-        in_view<std::uint8_t, 2, B> given) const
+    /// A layer for its last queries, and for stand-ins if `makes`.
+    [[nodiscard]] recompressing<B, T, U> layer_of(B const& on, index_t l, index_t W, index_t tokens,
+        token_list const& list, recompress_options<B> const& how, host_directory<T> const& directory, bool makes) const
     {
-        layer_shape const one{H, shape.group, most, W, shape.dims, index_t{sizeof(T)}};
+        layer_shape const one{H, shape.group, list.longest, W, shape.dims, index_t{sizeof(T)}};
         index_t const logged = (std::min)(asked.of(l), stand_in_queries);
-        return {on, last_queries(l), settings.ratios, how, one, INT64_MAX,
-            stored_slots<T, space::host>{directory.view, layout(W), most}, slots_of(l, W, most), chooses,
-            chooses || logged == 0 ? 0 : stand_ins, directory.appended, tokens, given,
+        return {on, last_queries(l), settings.ratios, how, one,
+            stored_slots<T, space::host>{directory.view, layout(W), list.longest}, slots_of(l, W, list),
+            makes && logged > 0 ? stand_ins : 0, directory.appended, tokens,
             as_input(slice<1>(item_of(recent_lse, l), asked.of(l) - logged, logged))};
     }
 
     /// Adds the losses of a layer's tokens by the last queries, in units of their mean.
-    void join_layer(B const& on, index_t l, index_t W, index_t tokens, std::vector<index_t> const& begin,
-        in_view<index_t, 1, B> first, out_view<float, 2, B> loss) const
+    void join_layer(
+        B const& on, index_t l, index_t W, index_t tokens, token_list const& list, out_view<float, 2, B> loss) const
     {
-        index_t const most  = longest(begin, l);
+        index_t const n     = list.end - list.begin;
         index_t const count = asked.of(l);
-        if (most == 0 || count == 0) { return; }
+        if (n == 0 || count == 0) { return; }
         workspace::frame frame{*on.scratch};
-        auto const scored   = scratch_view<float>(on, frame, H, R, most);
-        auto const of_heads = scratch_view<double>(on, frame, H);
-        auto* const total   = frame.template take<double>(1);
-        sum_pieces<B> pieces{{scored.data_handle(), {H, 1, most}, {scored.stride(0), 0, 1}}, nullptr};
-        pieces.sums = frame.template take<double>(pieces.items());
+        auto const scored = scratch_view<float>(on, frame, R, n);
+        row_totals<B> const total{frame, {nullptr, 1, 1}, {scored.data_handle(), {1, 1, n}, {0, 0, 1}}};
         host_directory<T> const directory{on, cache(l).view()};
-        auto const how = fold_options<B>(settings, budget::bytes(0), count);
-        auto const job = job_of(on, l, W, tokens, most, how, directory, true, {});
-        job.read();
-        job.score_slots(scored);
-        run(on, pieces);
-        run(on, add_totals<B>{pieces, nullptr, of_heads.data_handle()}, H);
-        run(on, add_totals<B>{{{nullptr, {1, H, 1}, {0, 0, 1}}, of_heads.data_handle()}, nullptr, total}, 1);
-        run(on,
-            join_spread<B>{as_input(scored), unit_of(l, total, tokens, double{settings.replayed->join}),
-                slice<0>(first, l * H, H + 1), loss},
-            H);
+        auto const how    = fold_options<B>(settings, budget::bytes(0), count);
+        auto const stored = layer_of(on, l, W, tokens, list, how, directory, false);
+        stored.read();
+        stored.score_slots(scored);
+        total.find(on);
+        auto const rows = [&]<class V>(view<V, 2, S> const& x) {
+            return view<V, 4, S>{x.data_handle(), {1, 1, R, n}, {0, 0, x.stride(0), 1}};
+        };
+        auto const joined = rows(list.of(loss));
+        run(on, weigh_losses<B>{as_input(joined), {}, nullptr, as_input(rows(scored)),
+                    units_of(l, total.totals, tokens, double{settings.replayed->join}), joined});
     }
 
     /// Chooses rungs for all layers at once or, unless they share the limit, for each.
@@ -452,22 +453,19 @@ struct reader_work
     }
 
     /// Packs a layer at its new rungs, and moves its losses.
-    /// \param rung  [M]  of all layers; empty: tokens keep theirs
-    void pack_layer(B const& on, index_t l, index_t W, index_t tokens, bool last, std::vector<index_t> const& begin,
-        in_view<index_t, 1, B> first, in_view<std::uint8_t, 1, B> rung, chunk_losses<B> const& chunk)
+    /// \param rung  of all layers' tokens: the chosen ones, or room for the present ones, which tokens keep if they `stay`
+    void pack_layer(B const& on, index_t l, index_t W, index_t tokens, bool last, token_list const& list,
+        out_view<std::uint8_t, 1, B> rung, bool stay, chunk_losses<B> const& chunk)
     {
-        index_t const most = longest(begin, l);
         host_directory<T> const directory{on, cache(l).view()};
         workspace::frame frame{*on.scratch};
-        bool const lowers  = rung.extent(0) > 0; // otherwise all tokens keep their rungs
-        auto const given   = lowers ? scratch_view<std::uint8_t>(on, frame, H, most) : out_view<std::uint8_t, 2, B>{};
-        auto const sources = scratch_view<std::int32_t>(on, frame, H, most + W);
-        run(on, pad_rungs<B>{rung, slice<0>(first, l * H, H + 1), given}, lowers ? H : 0);
+        auto const sources = scratch_view<std::int32_t>(on, frame, H, list.longest + W);
         recompress_options<B> const how{.scale = settings.scale, .sources = sources};
         Cache to = cache(l).like(layout(W), 0, 0);
         {
-            auto job = job_of(on, l, W, tokens, most, how, directory, false, as_input(given));
-            static_cast<void>(job(to));
+            auto const stored = layer_of(on, l, W, tokens, list, how, directory, true);
+            stored.read();
+            static_cast<void>(stored.store(to, list.of(rung), stay, {}));
         }
         if (!last) { to.reserve_tail(options.chunk); }
         index_t slot_count = 0;

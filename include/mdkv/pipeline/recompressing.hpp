@@ -62,14 +62,14 @@ struct gather_dropped
     static constexpr int threads      = 128;
 
     stored_slots<T, S> by_slot;
-    view<std::uint8_t const, 2, S> rung; // [H, M]
-    view<T, 3, S> keys;                  // [H, M + most stand-ins, D]
-    view<T, 3, S> values;                // [H, M + most stand-ins, Dv]
-    view<std::uint8_t, 2, S> marks;      // [H, M + most stand-ins]  0 for these rows, 1 for others
-    index_t* dropped;                    // [H]  tokens
-    index_t* old_seeds;                  // [H]  clusters of the new stand-ins that form around present ones
-    index_t read;                        // tokens for which the slots and the present stand-ins stand
-    head_entry* entries;                 // [H]  receive the number of new stand-ins
+    std::uint8_t const* rung;       // list of all tokens
+    view<T, 3, S> keys;             // [H, M + most stand-ins, D]
+    view<T, 3, S> values;           // [H, M + most stand-ins, Dv]
+    view<std::uint8_t, 2, S> marks; // [H, M + most stand-ins]  0 for these rows, 1 for others
+    index_t* dropped;               // [H]  tokens
+    index_t* old_seeds;             // [H]  clusters of the new stand-ins that form around present ones
+    index_t read;                   // tokens for which the slots and the present stand-ins stand
+    head_entry* entries;            // [H]  receive the number of new stand-ins
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
@@ -81,24 +81,22 @@ struct gather_dropped
         index_t gone         = 0;
         for (index_t i = t.rank(); i < M + most; i += t.size())
         {
-            bool const goes = i < M ? i < by_slot.tokens(h) && rung(h, i) == 0 : i - M < old;
+            bool const goes = i < M ? i < by_slot.tokens(h) && rung[by_slot.begin(h) + i] == 0 : i - M < old;
             gone += goes && i < M ? 1 : 0;
             marks(h, i) = goes ? 0 : 1;
         }
         gone = t.sum(gone);
-        for (index_t j = 0; j < most; ++j) // products are made of all keys, also of those that no stand-in has
+        for (index_t j = 0; j < most; ++j) // products are made of all rows, also of those that no stand-in has
         {
-            index_t const token = run.tokens - old + j;
-            for (index_t d = t.rank(); d < keys.extent(2); d += t.size())
-            {
-                keys(h, M + j, d) = j < old
-                                        ? load_at<T>(run.keys.begin + run.keys.coordinate(token, static_cast<int>(d)))
-                                        : narrow<T>(0.0F);
-            }
-            for (index_t d = t.rank(); j < old && d < values.extent(2); d += t.size())
-            {
-                values(h, M + j, d) = load_at<T>(run.values.begin + run.values.coordinate(token, static_cast<int>(d)));
-            }
+            auto const copy = [&](run_rows const& from, view<T, 3, S> const& to) {
+                for (index_t d = t.rank(); d < to.extent(2); d += t.size())
+                {
+                    index_t const place = from.coordinate(run.tokens - old + j, static_cast<int>(d));
+                    to(h, M + j, d)     = j < old ? load_at<T>(from.begin + place) : narrow<T>(0.0F);
+                }
+            };
+            copy(run.keys, keys);
+            copy(run.values, values);
         }
         if (t.rank() > 0) { return; }
         index_t const clusters = old + gone < most ? old + gone : most;
@@ -111,7 +109,7 @@ struct gather_dropped
     }
 };
 
-/// One call of recompress.
+/// A layer of a cache that is stored anew: its tokens are read back as vectors, judged by the last queries, and packed at new rungs.
 template <backend B, element T, element U>
 struct recompressing
 {
@@ -122,15 +120,12 @@ struct recompressing
     ratio_set const& ratios;
     recompress_options<B> const& options;
     layer_shape shape;
-    index_t limit_bytes;
     stored_slots<T, space::host> by_slot; // slots by the host's copy of the directory
     stored_slots<T, S> cache_slots;       // slots by the cache's own directory
-    bool chooses      = true;             // false: rungs are `given`, or tokens keep theirs
     index_t most_made = 0;      // most new stand-ins, of present ones and dropped tokens; 0: the present ones stay
     index_t latest = INT64_MAX; // number of the queries that belong to the cache's last tokens; earlier queries see all
     index_t tokens_read = 0;    // tokens for which slots and stand-ins stand
-    in_view<std::uint8_t, 2, B> given{}; // [H, M]  rungs that were chosen before
-    in_view<float, 2, B> lse{};          // [H*G, Q]  of the queries, over all that they saw; for stand-ins
+    in_view<float, 2, B> lse{}; // [H*G, Q]  of the queries, over all that they saw; for stand-ins
 
     index_t H     = shape.heads;
     index_t M     = shape.tokens;
@@ -160,7 +155,6 @@ struct recompressing
     out_view<float, 3, B> value_basis   = scratch_view<float>(on, frame, bases, Dv, Dv);
     out_view<float, 3, B> channels      = scratch_view<float>(on, frame, coded, 3, D);
     out_view<float, 2, B> value_means   = scratch_view<float>(on, frame, coded, Dv);
-    out_view<std::uint8_t, 2, B> rung   = scratch_view<std::uint8_t>(on, frame, H, M);
     out_view<std::int32_t, 2, B> listed = scratch_view<std::int32_t>(on, frame, H, M); ///< slots by new rung
     out_view<std::uint8_t, 2, B> carried =
         scratch_view<std::uint8_t>(on, frame, H, M); ///< 1 for tokens whose stored bytes are copied
@@ -168,41 +162,6 @@ struct recompressing
         scratch_view<index_t>(on, frame, H, rungs + 2);             ///< `first`, then the tokens that stay
     out_view<index_t, 2, B> first = slice<1>(counts, 0, rungs + 1); ///< where each rung's slots begin
     out_view<float, 1, B> weights = scratch_view<float>(on, frame, weighs ? queries.extent(1) : 0);
-    index_t projections           = 0; ///< stored bytes
-
-    /// Returns the report; `cache`, the present one or another, is replaced last.
-    template <class Cache>
-    recompress_report operator()(Cache& cache)
-    {
-        read();
-        allocation chosen = everything_kept();
-        bool const fits   = chooses ? chosen.token_bytes + chosen.charged_bytes <= chosen.limit : given.extent(0) == 0;
-        if (chooses && !fits) { chosen = choose(chosen.limit); }
-        if (!chooses && !fits) { run(on, copy_rows<B, std::uint8_t>{of_one_layer(given), of_one_layer(rung)}); }
-        run(on, settle_rungs<T, S>{cache_slots, rung, carried, fits, counts}, H);
-        run(on, sort_slots<B>{as_input(rung), listed, first}, H);
-        replace_stand_ins();
-        recompress_report const result = report(chosen);
-
-        Cache made;
-        wait_at_end<B> const over{on};
-        cache_view<T, S> to;
-        to.layout = by_slot.layout;
-        made      = cache.like(by_slot.layout, result.resident_bytes, cache.tail_capacity());
-        if constexpr (requires { cache.fold_limit; }) { made.fold_limit = cache.fold_limit; }
-        made.wait();
-        to = made.view();
-        pack_tokens(on, as_input(keys), as_input(values), as_input(window_keys), as_input(window_values),
-            as_input(key_basis), as_input(value_basis), as_input(channels), as_input(value_means), as_input(rung), to,
-            as_input(made_keys), as_input(made_values), as_input(carried),
-            makers > 0 ? entries.data_handle() : cache_slots.cache.heads);
-        run(on, carry_over<T, S>{cache_slots, to, as_input(listed), as_input(first), as_input(carried),
-                    options.sources.value_or(out_view<std::int32_t, 2, B>{}),
-                    makers > 0 ? dropped.data_handle() : nullptr});
-        wait(on); // an error so far is thrown before anything is replaced
-        cache = std::move(made);
-        return result;
-    }
 
     /// Reads the tokens back as vectors, and their channels, which heads without codes get anew.
     void read() const
@@ -216,32 +175,87 @@ struct recompressing
             coded);
     }
 
-    /// Makes one set of stand-ins of each head's present ones and the tokens that it drops now.
-    void replace_stand_ins() const
+    /// Finds the losses of all slots by the queries, once the tokens were read.
+    /// \param loss  [R, M of all heads]
+    void score_slots(out_view<float, 2, B> loss) const
     {
-        if (makers == 0) { return; }
-        run(on,
-            gather_dropped<T, S>{cache_slots, as_input(rung), all_keys, all_values, marks, dropped.data_handle(),
-                old_seeds.data_handle(), tokens_read, entries.data_handle()},
-            H);
-        index_t const all = M + most_made;
-        mdkv::detail::make_stand_ins(on, slice<1>(queries, queries.extent(1) - lse.extent(1), lse.extent(1)),
-            as_input(all_keys), as_input(all_values), as_input(marks), lse, all,
-            {.scale = by_slot.layout.scale, .first_query = all}, {M, old_seeds.data_handle()}, made_keys, made_values);
+        workspace::frame losses{*on.scratch};
+        auto const raw =
+            scratch_view<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // losses of one head
+        fill_query_weights(on, weights, options.early_weight, options.question);
+        index_t at = 0;
+        for (index_t h = 0; h < H; ++h)
+        {
+            index_t const n = by_slot.tokens(h);
+            score_head(h, raw, {after(loss.data_handle(), at), {1, rungs, n}, {0, loss.stride(0), 1}});
+            at += n;
+        }
+        run(on, mask_losses<T, S>{cache_slots, loss}, H);
     }
 
-    /// Stand-ins of a head that has dropped so many tokens.
-    [[nodiscard]] index_t stand_ins_of(index_t h, index_t gone) const
+    /// Packs the tokens at their new rungs and returns the report; `cache`, the present one or another, is replaced last.
+    /// \param rung    the list of all tokens' rungs: the chosen ones, or room for the present ones
+    /// \param stay    all tokens keep their rungs
+    template <class Cache>
+    recompress_report store(Cache& cache, out_view<std::uint8_t, 1, B> rung, bool stay, allocation const& chosen) const
     {
-        index_t const old = by_slot.cache.heads[h].stand_ins;
-        return most_made > 0 ? (std::min)(most_made, old + gone) : old;
+        run(on, settle_rungs<T, S>{cache_slots, rung.data_handle(), carried, stay, counts}, H);
+        run(on, sort_slots<B>{{rung.data_handle(), {H, M}, {0, 1}}, listed, first, cache_slots.first}, H);
+        replace_stand_ins(rung.data_handle());
+        recompress_report const result = report(chosen);
+
+        Cache made;
+        wait_at_end<B> const over{on};
+        cache_view<T, S> to;
+        to.layout = by_slot.layout;
+        made      = cache.like(by_slot.layout, result.resident_bytes, cache.tail_capacity());
+        if constexpr (requires { cache.fold_limit; }) { made.fold_limit = cache.fold_limit; }
+        made.wait();
+        to = made.view();
+        pack_tokens<B, T>(on,
+            {as_input(keys), as_input(values), as_input(window_keys), as_input(window_values), as_input(key_basis),
+                as_input(value_basis), as_input(channels), as_input(value_means), as_input(listed), as_input(first),
+                as_input(made_keys), as_input(made_values), as_input(carried),
+                makers > 0 ? entries.data_handle() : cache_slots.cache.heads},
+            to);
+        run(on, carry_over<T, S>{cache_slots, to, as_input(listed), as_input(first), as_input(carried),
+                    options.sources.value_or(out_view<std::int32_t, 2, B>{}),
+                    makers > 0 ? dropped.data_handle() : nullptr});
+        wait(on); // an error so far is thrown before anything is replaced
+        cache = std::move(made);
+        return result;
+    }
+
+    /// The allocation that leaves all tokens at their present rungs.
+    [[nodiscard]] allocation everything_kept(index_t limit_bytes) const
+    {
+        index_t const fixed = shape.window_bytes() + stand_in_bytes(by_slot.cache);
+        allocation kept{.status = allocation_status::everything_kept, .limit = limit_bytes - fixed};
+        index_t arena_bytes = 0;
+        for (index_t h = 0; h < H; ++h)
+        {
+            array<index_t, max_rungs> tokens{};
+            for (std::size_t i = 0; i < most_runs(by_slot.cache.layout); ++i)
+            {
+                index_t const count = by_slot.tokens(h, i);
+                if (count == 0) { continue; }
+                std::size_t const r = by_slot.choice_of(h, i).own;
+                tokens[r] += count;
+                kept.token_bytes += count * ratios.bytes(r, shape.dims, shape.element_bytes);
+            }
+            head_entry entry;
+            arena_bytes = lay_out_head<T>(by_slot.layout, tokens, arena_bytes, entry, by_slot.cache.heads[h].stand_ins);
+        }
+        kept.charged_bytes = arena_bytes - fixed - kept.token_bytes;
+        return kept;
     }
 
     /// Gives every token its new rung by its loss within `bytes`.
-    [[nodiscard]] allocation choose(index_t bytes)
+    /// \param rung  the list of all tokens
+    [[nodiscard]] allocation choose(index_t bytes, out_view<std::uint8_t, 1, B> rung) const
     {
         workspace::frame losses{*on.scratch};
-        auto const loss  = scratch_view<float>(on, losses, H, rungs, M);
+        auto const loss  = scratch_view<float>(on, losses, rungs, rung.extent(0));
         auto const limit = scratch_view<index_t>(on, losses, 1);
         expects_finite(on, "recompress: queries", queries);
         expects_finite(on, "recompress: keys by slot", as_input(keys));
@@ -250,28 +264,38 @@ struct recompressing
         score_slots(loss);
         run(on, fill<index_t>{limit.data_handle(), bytes, 1});
         rung_costs costs{ratios, shape.dims, shape.element_bytes};
+        index_t projections = 0; // stored bytes
+        for (index_t h = 0; h < H; ++h)
+        {
+            head_entry const& stored = by_slot.cache.heads[h];
+            projections += (D * stored.key_columns + Dv * stored.value_columns) * shape.element_bytes;
+        }
         for (std::size_t r = 0; r < costs.size(); ++r)
         {
             // No projections are made: heads pay for an average of those they have.
             if (costs.projected[r]) { costs.projection[r] = (projections + H - 1) / H; }
         }
-        allocation const chosen = total_of(
-            allocate_within(on, as_input(limit), costs, {.charge = options.allocation.charge}, {as_input(loss), rung}));
+        allocation const chosen = total_of(allocate_within(on, as_input(limit), costs,
+            {.charge = options.allocation.charge}, {as_input(loss), rung, cache_slots.first, M}));
         expects<non_finite_input>(chosen.status != allocation_status::non_finite_loss,
             "recompress: a loss is NaN or infinite; stored vectors or queries are too large to multiply",
             options.lse_elsewhere ? ", or options.lse_elsewhere holds a NaN or a value above 1e30" : "");
         return chosen;
     }
 
-    /// Finds the losses of all slots by the queries, once the tokens were read.
-    void score_slots(out_view<float, 3, B> loss) const
+private:
+    /// Makes one set of stand-ins of each head's present ones and the tokens that it drops now.
+    void replace_stand_ins(std::uint8_t const* rung) const
     {
-        workspace::frame losses{*on.scratch};
-        auto const raw =
-            scratch_view<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // losses of one head
-        fill_query_weights(on, weights, options.early_weight, options.question);
-        for (index_t h = 0; h < H; ++h) { score_head(h, raw, slice<0>(loss, h, 1)); }
-        run(on, mask_losses<T, S>{cache_slots, loss}, H);
+        if (makers == 0) { return; }
+        run(on,
+            gather_dropped<T, S>{cache_slots, rung, all_keys, all_values, marks, dropped.data_handle(),
+                old_seeds.data_handle(), tokens_read, entries.data_handle()},
+            H);
+        index_t const all = M + most_made;
+        mdkv::detail::make_stand_ins(on, slice<1>(queries, queries.extent(1) - lse.extent(1), lse.extent(1)),
+            as_input(all_keys), as_input(all_values), as_input(marks), lse, all,
+            {.scale = by_slot.layout.scale, .first_query = all}, {M, old_seeds.data_handle()}, made_keys, made_values);
     }
 
     /// Scores one head: heads have different numbers of tokens. Losses are pooled within a run.
@@ -279,9 +303,9 @@ struct recompressing
     void score_head(index_t h, out_view<float, 3, B> raw, out_view<float, 3, B> loss) const
     {
         index_t const query_group = shape.group;
-        index_t const n           = by_slot.tokens(h);
+        index_t const n           = loss.extent(2);
         bool const pooled         = raw.extent(0) > 0;
-        auto const scored         = slice<2>(pooled ? raw : loss, 0, n);
+        auto const scored         = pooled ? slice<2>(raw, 0, n) : loss;
         auto const head           = [&](auto const& all) { // no heads of a basis or of channels that are missing
             index_t const heads = all.extent(0) > 0 ? 1 : 0;
             return as_input(slice<0>(all, h * heads, heads));
@@ -298,73 +322,47 @@ struct recompressing
         score(on, slice<0>(queries, h * query_group, query_group), slice<1>(head(keys), 0, n),
             slice<1>(head(values), 0, n), head(window_keys), head(key_basis), head(value_basis), ratios, choice,
             scored);
-        index_t begin = 0;
+        index_t from = 0;
         for (std::size_t i = 0; pooled && i < most_runs(by_slot.cache.layout); ++i)
         {
             index_t const count = by_slot.tokens(h, i);
             if (count > 0)
             {
-                pool(on, as_input(slice<2>(scored, begin, count)), options.pooling, slice<2>(loss, begin, count));
+                pool(on, as_input(slice<2>(scored, from, count)), options.pooling, slice<2>(loss, from, count));
             }
-            begin += count;
+            from += count;
         }
-    }
-
-    /// The allocation that leaves all tokens at their present rungs.
-    [[nodiscard]] allocation everything_kept()
-    {
-        index_t const fixed = shape.window_bytes() + stand_in_bytes(by_slot.cache);
-        allocation kept{.status = allocation_status::everything_kept, .limit = limit_bytes - fixed};
-        index_t arena_bytes = 0;
-        for (index_t h = 0; h < H; ++h)
-        {
-            array<index_t, max_rungs> tokens{};
-            for (std::size_t i = 0; i < most_runs(by_slot.cache.layout); ++i)
-            {
-                index_t const count = by_slot.tokens(h, i);
-                if (count == 0) { continue; }
-                std::size_t const r = by_slot.choice_of(h, i).own;
-                tokens[r] += count;
-                kept.token_bytes += count * ratios.bytes(r, shape.dims, shape.element_bytes);
-            }
-            head_entry const& stored = by_slot.cache.heads[h];
-            projections += (D * stored.key_columns + Dv * stored.value_columns) * shape.element_bytes;
-            head_entry entry;
-            arena_bytes = lay_out_head<T>(by_slot.layout, tokens, arena_bytes, entry, stored.stand_ins);
-        }
-        kept.charged_bytes = arena_bytes - fixed - kept.token_bytes;
-        return kept;
     }
 
     /// The report on the settled rungs; waits.
     [[nodiscard]] recompress_report report(allocation const& chosen) const
     {
-        recompress_report result{.limit_bytes = limit_bytes,
-            .window_bytes                     = shape.window_bytes(),
-            .stand_in_bytes                   = stand_in_bytes(by_slot.cache),
-            .released                         = H == 0 ? 0
-                                                       : H
+        recompress_report result{.window_bytes = shape.window_bytes(),
+            .stand_in_bytes                    = stand_in_bytes(by_slot.cache),
+            .released                          = H == 0 ? 0
+                                                        : H
                                      * (run_of_head(by_slot.cache, 0, by_slot.cache.layout.rungs + 1).tokens
                                          + by_slot.cache.layout.window - W),
-            .chosen                           = chosen};
+            .chosen                            = chosen};
         std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 2)));
         fetch(on, counts.data_handle(), all.data(), H * (rungs + 2));
         auto& tokens_at = result.chosen.tokens;
         tokens_at       = {};
         for (index_t h = 0; h < H; ++h)
         {
-            index_t const* const begin = all.data() + h * (rungs + 2);
+            index_t const* const here = all.data() + h * (rungs + 2);
             array<index_t, max_rungs> tokens{};
             for (std::size_t r = 0; r < ratios.size(); ++r)
             {
-                tokens[r] = begin[r + 1] - begin[r] - (r == 0 ? M - by_slot.tokens(h) : 0); // padding
+                tokens[r] = here[r + 1] - here[r];
                 tokens_at[r] += tokens[r];
                 result.lowered += tokens[r];
             }
+            index_t const old  = by_slot.cache.heads[h].stand_ins;
+            index_t const most = most_made > 0 ? (std::min)(most_made, old + tokens[0]) : old;
             head_entry entry;
-            result.resident_bytes =
-                lay_out_head<T>(by_slot.layout, tokens, result.resident_bytes, entry, stand_ins_of(h, tokens[0]));
-            result.kept += begin[rungs + 1];
+            result.resident_bytes = lay_out_head<T>(by_slot.layout, tokens, result.resident_bytes, entry, most);
+            result.kept += here[rungs + 1];
         }
         result.dropped = tokens_at[0];
         result.lowered -= result.kept + result.dropped;

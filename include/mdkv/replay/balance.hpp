@@ -1,4 +1,4 @@
-/// \file balance.hpp: balance: the losses of all layers in one measure, for one budget.
+/// \file balance.hpp: balance and join: losses of several layers, or by several sets of queries, in one measure (beyond arXiv 2603.20616).
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -19,6 +19,100 @@ namespace MDKV_NAMESPACE
 
 namespace detail
 {
+
+/// Sums of the rows [l, *, *] from their pieces, added to those before. An item is a row l.
+template <backend B>
+struct add_totals
+{
+    static constexpr char const* name = "add_totals";
+
+    sum_pieces<B> of;     // [L, H, N]
+    double* after;        // [L]
+    double const* before; // [L]  or null
+
+    [[nodiscard]] index_t items() const noexcept { return of.rows.extent(0); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t l) const
+    {
+        double const total = of.total(t, l);
+        if (t.rank() == 0) { after[l] = (before == nullptr ? 0.0 : before[l]) + total; }
+    }
+};
+
+/// The sums of rows over heads and tokens, of all ranks. Their memory is taken when it is made.
+template <backend B>
+struct row_totals
+{
+    sum_pieces<B> pieces;     ///< without `sums`: of contiguous memory
+    double* totals = nullptr; ///< [L]
+
+    /// \param rows   [L, H, N]
+    row_totals(workspace::frame& frame, head_share const& heads, in_view<float, 3, B> const& rows)
+        : pieces{rows, nullptr, heads.all, heads.first}
+    {
+        pieces.sums = frame.template take<double>(pieces.room());
+        totals      = frame.template take<double>(rows.extent(0));
+    }
+    void find(B const& on, ranks const* with = nullptr, double const* before = nullptr) const
+    {
+        sum_over_ranks(on, with, pieces);
+        run(on, add_totals<B>{pieces, totals, before});
+    }
+};
+
+/// The unit of each layer's losses: one over their mean at rung 0, times a weight that grows by e^depth over all layers. 0 if no
+/// token would lose anything.
+struct layer_units
+{
+    double const* totals = nullptr; // [L]  sums at rung 0 over heads and tokens; null: the unit is the weight
+    double count         = 0;       // number of summands
+    double weight        = 1;
+    double depth         = 0;
+    index_t layers       = 1; // the model's
+
+    [[nodiscard]] MDKV_HD double of(index_t l) const
+    {
+        double const late = weight * exp(depth * static_cast<double>(l) / static_cast<double>(layers));
+        return totals == nullptr ? late : totals[l] == 0 ? 0.0 : late * count / totals[l];
+    }
+};
+
+/// Losses times the unit of their layer and the factor of their token, and others times their unit beside them. An item is a row of
+/// a layer.
+template <backend B>
+struct weigh_losses
+{
+    static constexpr char const* name = "weigh_losses";
+
+    in_view<float, 4, B> losses; // [L, H, R, N]
+    layer_units units;
+    double const* factors;       // [N]           or null
+    in_view<float, 4, B> others; // [L, H, R, N]  or empty
+    layer_units other_units;
+    out_view<float, 4, B> to; // [L, H, R, N]
+
+    [[nodiscard]] index_t items() const noexcept { return to.extent(0) * to.extent(1) * to.extent(2); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        index_t const r          = item % to.extent(2);
+        index_t const h          = item / to.extent(2) % to.extent(1);
+        index_t const l          = item / to.extent(2) / to.extent(1);
+        bool const both          = !others.empty();
+        double const unit        = units.of(l); // leaves float's range if losses are below its normal numbers
+        double const other       = both ? other_units.of(l) : 0.0;
+        float const* const first = losses.row(l, h, r);
+        float const* const more  = both ? others.row(l, h, r) : nullptr;
+        float* const row         = to.row(l, h, r);
+        for (index_t i = t.rank(); i < to.extent(3); i += t.size())
+        {
+            double const x = double{first[i]} * unit * (factors == nullptr ? 1.0 : factors[i]);
+            row[i]         = static_cast<float>(both ? x + double{more[i]} * other : x);
+        }
+    }
+};
 
 /// Makes numbers of the sums of leverages. An item is a piece of the tokens.
 template <backend B>
@@ -50,7 +144,7 @@ struct weigh_surroundings
     static constexpr index_t reach    = 8;
 
     in_view<float, 1, B> leverages;
-    sum_pieces<B> of_all; // sums of the leverages of `tokens`, these and perhaps others
+    double const* mass; // sum of the leverages of `tokens`, these and perhaps others
     index_t tokens;
     double power;
     double largest;  // largest factor
@@ -64,7 +158,7 @@ struct weigh_surroundings
         index_t const n     = leverages.extent(0);
         index_t const begin = item * piece;
         index_t const end   = n - begin < piece ? n : begin + piece;
-        double const total  = of_all.total(t, 0);
+        double const total  = *mass;
         // 0 * total makes every factor NaN if a leverage is NaN or infinite.
         double const unit = total == 0 ? 0.0 : static_cast<double>(tokens) / total + 0 * total;
         for (index_t i = begin + t.rank(); i < end; i += t.size())
@@ -76,35 +170,6 @@ struct weigh_surroundings
             double const surroundings = total == 0 ? 1.0 : sum / static_cast<double>(last - first) * unit;
             double const factor       = surroundings < 1 ? 1.0 : pow(surroundings, power);
             factors[i]                = factor > largest ? largest : factor; // a NaN stays
-        }
-    }
-};
-
-/// Multiplies every loss by the factors of its layer and token. An item is a row of a layer.
-template <backend B>
-struct balance_rows
-{
-    static constexpr char const* name = "balance";
-
-    out_view<float, 4, B> losses;
-    sum_pieces<B> of_layers; // sums at rung 0 of all layers and heads, on all ranks
-    double const* factors;   // [N], or null
-    double depth;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        index_t const r    = item % losses.extent(2);
-        index_t const h    = item / losses.extent(2) % losses.extent(1);
-        index_t const l    = item / losses.extent(2) / losses.extent(1);
-        double const total = of_layers.total(t, l);
-        double const count = static_cast<double>(of_layers.heads * losses.extent(3));
-        double const late  = exp(depth * static_cast<double>(l) / static_cast<double>(losses.extent(0)));
-        double const unit  = total == 0 ? 0 : late * count / total;
-        float* const row   = losses.row(l, h, r);
-        for (index_t i = t.rank(); i < losses.extent(3); i += t.size())
-        {
-            row[i] = static_cast<float>(double{row[i]} * unit * (factors == nullptr ? 1.0 : factors[i]));
         }
     }
 };
@@ -148,23 +213,46 @@ void balance_losses(
     double const largest =
         0x1p127 / (static_cast<double>(heads.all * N) * std::exp(std::fmax(double{options.depth}, 0.0)));
     workspace::frame frame{*on.scratch};
-    sum_pieces<B> of_layers{
-        {losses.data_handle(), {L, H, N}, {losses.stride(0), losses.stride(1), 1}}, nullptr, heads.all, heads.first};
-    of_layers.sums      = frame.template take<double>(of_layers.room());
+    row_totals<B> const of_layers{
+        frame, heads, {losses.data_handle(), {L, H, N}, {losses.stride(0), losses.stride(1), 1}}};
     auto* const widened = frame.template take<float>(tokens);
-    sum_pieces<B> of_leverages{{widened, {1, 1, tokens}, {0, 0, 1}}, nullptr};
-    of_leverages.sums = frame.template take<double>(of_leverages.room());
-    double* factors   = frame.template take<double>(tokens);
-    sum_over_ranks(on, heads.with, of_layers);
+    double* factors     = frame.template take<double>(tokens);
+    row_totals<B> const of_leverages{frame, {nullptr, 1, 1}, {widened, {1, 1, tokens}, {0, 0, 1}}};
+    of_layers.find(on, heads.with);
     if (tokens > 0)
     {
         run(on, widen_leverages<B>{*options.leverages, widened});
-        run(on, of_leverages);
-        run(on, weigh_surroundings<B>{
-                    {widened, {tokens}, {1}}, of_leverages, tokens, double{options.leverage_power}, largest, factors});
+        of_leverages.find(on);
+        run(on, weigh_surroundings<B>{{widened, {tokens}, {1}}, of_leverages.totals, tokens,
+                    double{options.leverage_power}, largest, factors});
     }
     else { factors = nullptr; }
-    run(on, balance_rows<B>{losses, of_layers, factors, double{options.depth}}, L * H * losses.extent(2));
+    double const count = static_cast<double>(heads.all * N);
+    run(on, weigh_losses<B>{
+                as_input(losses), {of_layers.totals, count, 1, double{options.depth}, L}, factors, {}, {}, losses});
+}
+
+/// The body of join, for heads of which other ranks may have further ones.
+template <backend B>
+void join_losses(B const& on, head_share const& heads, in_view<float, 3, B> first, in_view<float, 3, B> second,
+    float weight, out_view<float, 3, B> joined)
+{
+    auto const [H, R, N] = joined.extents().items;
+    if (R == 0) { return; }
+    auto const rows = [&]<class V>(view<V, 3, B::memory_space> const& x) { // with a dimension of layers
+        return view<V, 4, B::memory_space>{x.data_handle(), {1, H, R, N}, {0, x.stride(0), x.stride(1), 1}};
+    };
+    auto const at_rung_0 = [&](in_view<float, 3, B> const& x) {
+        return in_view<float, 3, B>{x.data_handle(), {1, H, N}, {0, x.stride(0), 1}};
+    };
+    workspace::frame frame{*on.scratch};
+    row_totals<B> const of_first{frame, heads, at_rung_0(first)};
+    row_totals<B> const of_second{frame, heads, at_rung_0(second)};
+    of_first.find(on, heads.with);
+    of_second.find(on, heads.with);
+    double const count = static_cast<double>(heads.all * N);
+    run(on, weigh_losses<B>{rows(first), {of_first.totals, count}, nullptr, rows(second),
+                {of_second.totals, count, double{weight}}, rows(joined)});
 }
 
 } // namespace detail
@@ -196,6 +284,40 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
         .in("options.leverages", options.leverages, {{shape[3]}}, "N")
         .out("losses", losses, shape, "L,H,R,N");
     if (!losses.empty()) { detail::balance_losses(on, {nullptr, shape[0], shape[1]}, losses, options); }
+}
+
+/// Joins losses by two sets of rows. One set may have many rows of one kind (all of a prompt's queries, replayed), the
+/// other few rows (the last ones, which are most like the next), so each set is measured by its own mean:
+///
+///     joined = first / mean(first) + weight * second / mean(second)
+///
+/// with the means over all heads and tokens of the losses at rung 0, which drops tokens if any rung does.
+///
+/// \param on            backend: threads, scratch
+/// \param[in]  first    [H, R, N]
+/// \param[in]  second   [H, R, N]  losses at the same rungs
+/// \param[in]  weight   factor of the second set; >= 0
+/// \param[out] joined   [H, R, N]  may be `first` itself. A set whose mean is 0 adds nothing; a NaN at rung 0 makes all NaN
+/// \cost   reads and writes every loss once; scratch O(H*N / 4,096)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \order  bitwise reproducible for equal inputs, for any number of threads; in double
+/// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, output overlaps more than `first`;
+///                                 nothing was changed
+/// \see    tests/unit/replay/join.cpp; docs/lab/2026-11/quality.md compares other ways to join
+template <backend B>
+void join(
+    B const& on, in_view<float, 3, B> first, in_view<float, 3, B> second, float weight, out_view<float, 3, B> joined)
+{
+    detail::expects_not_negative("join", "weight", weight);
+    array<index_t, 3> const shape = first.extents();
+    detail::checks arguments{on, "join"};
+    // In place, `first` is also the output, whose check covers it.
+    if (joined.data_handle() != first.data_handle() || joined.strides() != first.strides())
+    {
+        arguments.in("first", first, shape, "H,R,N");
+    }
+    arguments.in("second", second, shape, "H,R,N").out("joined", joined, shape, "H,R,N");
+    detail::join_losses(on, {nullptr, 1, shape[0]}, first, second, weight, joined);
 }
 
 } // namespace MDKV_NAMESPACE

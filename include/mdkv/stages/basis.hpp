@@ -26,7 +26,7 @@ void add_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram
     for_pieces(samples.extent(1), [&](index_t at, index_t count) {
         auto const part = slice<1>(samples, at, count);
         auto const rows = slice<1>(widened, 0, count);
-        run(on, widen_rows<B, T>{part, 1.0F, rows});
+        run(on, convert_rows<B, T>{part, 1.0F, rows});
         multiply<B, T, double>(
             on, {as_input(rows), true}, {part, true}, {.to = gram, .add = true, .mirror = true}, {}, true);
     });

@@ -113,8 +113,21 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     arguments.bytes("cache.arena", cache.arena, cache.arena_bytes, true)
         .bytes("cache.heads", cache.heads, heads * index_t{sizeof(head_entry)}, true)
         .bytes("cache.appended", cache.appended, cache.appended == nullptr ? 0 : index_t{sizeof(index_t)}, true);
-    detail::pack_tokens(on, keys, values, window_keys, window_values, key_basis, value_basis, channels, {}, rung, cache,
-        stand_in_keys, stand_in_values);
+    if constexpr (B::memory_space == space::host)
+    {
+        index_t const bytes = detail::bytes_of_rungs<T>(
+            on, "pack", rung, rung.data_handle(), layout, !key_basis.empty() && !value_basis.empty(), {stand_ins});
+        expects<insufficient_workspace>(
+            bytes <= cache.arena_bytes, "pack: the arena holds ", cache.arena_bytes, " bytes, ", bytes, " are needed");
+    }
+    workspace::frame frame{*on.scratch};
+    auto const positions = detail::scratch_view<std::int32_t>(on, frame, heads, tokens);
+    auto const first     = detail::scratch_view<index_t>(on, frame, heads, static_cast<index_t>(layout.rungs) + 1);
+    run(on, detail::sort_slots<B>{rung, positions, first}, heads);
+    detail::pack_tokens<B, T>(on,
+        {keys, values, window_keys, window_values, key_basis, value_basis, channels, {}, as_input(positions),
+            as_input(first), stand_in_keys, stand_in_values},
+        cache);
 }
 
 } // namespace MDKV_NAMESPACE

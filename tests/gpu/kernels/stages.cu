@@ -11,7 +11,6 @@
 #include <mdkv/recompress.hpp>
 #include <mdkv/replay/advance.hpp>
 #include <mdkv/replay/balance.hpp>
-#include <mdkv/replay/join.hpp>
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/refit.hpp>
 #include <mdkv/replay/stand_in.hpp>
@@ -45,10 +44,10 @@ namespace MDKV_NAMESPACE::gpu::kernels
 // replay: advance, join, balance, leverage
 BACKEND_FIRST(advance_rows)
 JOB(sum_pieces<backend>)
-JOB(add_losses<backend>)
+JOB(add_totals<backend>)
 JOB(widen_leverages<backend>)
 JOB(weigh_surroundings<backend>)
-JOB(balance_rows<backend>)
+JOB(weigh_losses<backend>)
 JOB(whiten<backend>)
 JOB(add_squares<backend>)
 
@@ -56,13 +55,11 @@ JOB(add_squares<backend>)
 JOB(dual::begin<space::device>)
 JOB(dual::weigh<space::device>)
 JOB(dual::narrow<space::device>)
-JOB(dual::weigh_ties<space::device>)
-JOB(dual::find_tie<space::device>)
 JOB(dual::assign<space::device>)
 JOB(dual::conclude<space::device>)
 
 // basis, pool, score
-BACKEND_FIRST(widen_rows)
+BACKEND_FIRST(convert_rows)
 PRODUCTS(double)
 PRODUCTS(float)
 JOB(eigenvectors<space::device>)
@@ -82,7 +79,8 @@ ELEMENT_FIRST(score_losses, backend)
 ELEMENT_FIRST(lay_out_heads, backend)
 ELEMENT_FIRST(write_channels, backend)
 ELEMENT_FIRST(pack_tiles, backend)
-ELEMENT_FIRST(narrow_stand_ins, backend)
+JOB(convert_rows<backend, float, half>)
+JOB(convert_rows<backend, float, bfloat16>)
 ELEMENT_FIRST(count_rows, space::device)
 ELEMENT_FIRST(read_projections, space::device)
 ELEMENT_FIRST(read_tokens, space::device)
@@ -94,16 +92,12 @@ JOB(copy_rows<backend, std::uint8_t>)
 
 // refit, stand_in
 JOB(soften_rows<backend>)
-JOB(weigh_stored<backend>)
 BACKEND_FIRST(change_values)
 JOB(miss_rows<backend>)
-JOB(solve_weights<backend>)
 JOB(judge_changes<backend>)
 JOB(count_fitted<backend>)
 BACKEND_FIRST(choose_seeds)
-BACKEND_FIRST(scale_queries)
 JOB(attend_dropped<backend>)
-BACKEND_FIRST(mean_of_cluster)
 JOB(place_stand_in<backend>)
 
 // caches and rows

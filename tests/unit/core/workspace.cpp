@@ -203,7 +203,8 @@ TEST_CASE("any calls that were made before need no memory when they are made aga
                 std::fill_n(taken[i], size, std::byte(i + 1));
             }
             for (auto& frame : frames) { frame.reset(); }
-            CHECK(scratch.held() == scratch.peak());
+            CHECK(scratch.held() >= scratch.peak());
+            CHECK(scratch.held() <= scratch.peak() / 8 * 9);
             CHECK((turn == 0 || all.taken == taken_before));
             taken_before = all.taken;
         }

@@ -167,56 +167,6 @@ TEST_CASE("products of bytes are added four by four, of 4-bit codes with signed 
     }
 }
 
-#if defined(__ARM_FEATURE_DOTPROD)
-TEST_CASE("numbers of 16 bits stored as limbs and multiplied with codes of 8 bits give whole products")
-{
-    support::source random{"simd limbs"};
-    for (int i = 0; i < 100; ++i)
-    {
-        bool const least = i < 2; // the numbers farthest from 0
-        simd::ints numbers[4];
-        for (simd::ints& v : numbers)
-        {
-            for (int lane = 0; lane < simd::lanes; ++lane)
-            {
-                int const any = static_cast<int>(random.bits() & 0xFFFFU) - 32768;
-                v[lane]       = least ? (i == 0 ? -32767 : 32767) : any;
-            }
-        }
-        std::byte limbs[32];
-        simd::store_limbs(limbs, numbers);
-        simd::ints positive[4];
-        for (int v = 0; v < 4; ++v) { positive[v] = numbers[v] & 0x7FFF; }
-        std::byte positive_limbs[32];
-        simd::store_limbs(positive_limbs, positive);
-        simd::limb_sums with{};
-        simd::limb_sums without{};
-        if (simd::base_of_high) { with.high = simd::high_base(limbs, 16); }
-        simd::ints want_with{};
-        simd::ints want_without{};
-        for (int four = 0; four < 4; ++four)
-        {
-            auto const codes = random_words(random, 0xFFFFFFFFU);
-            with             = simd::add_low_products(with, codes, simd::words(limbs + 8 * four));
-            with             = simd::add_high_products<true>(with, codes, simd::words(limbs + 8 * four + 4));
-            without          = simd::add_low_products(without, codes, simd::words(positive_limbs + 8 * four));
-            without = simd::add_high_products<false>(without, codes, simd::words(positive_limbs + 8 * four + 4));
-            for (int lane = 0; lane < simd::lanes; ++lane)
-            {
-                for (int k = 0; k < 4; ++k)
-                {
-                    auto const code = static_cast<int>(static_cast<std::uint32_t>(codes[lane]) >> (8 * k) & 0xFFU);
-                    want_with[lane] += code * numbers[four][k];
-                    want_without[lane] += code * positive[four][k];
-                }
-            }
-        }
-        CHECK_FALSE(simd::any(simd::widened(with) != want_with));
-        CHECK_FALSE(simd::any(simd::widened(without) != want_without));
-    }
-}
-#endif
-
 TEST_CASE("half is rounded as narrow rounds it, from both ends of its range, between neighbours and beyond")
 {
     int wrong = 0;

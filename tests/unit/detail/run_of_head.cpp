@@ -80,7 +80,7 @@ TEST_CASE_TEMPLATE("every coordinate is where the description of the layout has 
                     std::vector<double> got;
                     for (int c = 0; c < rows.coordinates; ++c)
                     {
-                        got.push_back(static_cast<double>(rows.template value<T>(at.index, c)));
+                        got.push_back(static_cast<double>(support::stored_value<T>(rows, at.index, c)));
                     }
                     if (at.run.basis == detail::run_basis::rotated) { got = support::rotated(got); }
                     for (index_t c = 0; at.run.basis == detail::run_basis::rotated && c < rows.coordinates; ++c)

@@ -637,9 +637,17 @@ TEST_CASE_TEMPLATE("coded stand-ins are the bytes of tokens at their rung, and h
             auto const pack_all = [&](packed_layer<T> const& x) {
                 cpu::cache<T> cache{x.layout, x.bytes()};
                 support::run([&](cpu::backend const& on) {
-                    detail::pack_tokens(on, x.keys.in(), x.values.in(), layer.window_keys.in(),
-                        layer.window_values.in(), layer.key_basis.in(), layer.value_basis.in(), channels.in(),
-                        means.in(), x.rung.in(), cache.view(), x.stand_in_keys.in(), x.stand_in_values.in());
+                    auto const rung = x.rung.in();
+                    workspace::frame frame{*on.scratch};
+                    auto const positions = detail::scratch_view<std::int32_t>(on, frame, H, rung.extent(1));
+                    auto const first =
+                        detail::scratch_view<index_t>(on, frame, H, static_cast<index_t>(x.layout.rungs) + 1);
+                    run(on, detail::sort_slots<cpu::backend>{rung, positions, first}, H);
+                    detail::pack_tokens<cpu::backend, T>(on,
+                        {x.keys.in(), x.values.in(), layer.window_keys.in(), layer.window_values.in(),
+                            layer.key_basis.in(), layer.value_basis.in(), channels.in(), means.in(),
+                            as_input(positions), as_input(first), x.stand_in_keys.in(), x.stand_in_values.in()},
+                        cache.view());
                 });
                 return cache;
             };

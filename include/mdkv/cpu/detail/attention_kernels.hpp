@@ -98,12 +98,7 @@ struct rounded_query
     template <int Bits>
     [[nodiscard]] int number(index_t i) const noexcept
     {
-        if constexpr (Bits == 8 && simd::byte_limbs)
-        {
-            std::byte const* const low = numbers + i / 4 * 8 + i % 4;
-            return mdkv::detail::load_at<std::int8_t>(low + 4) * 256 + mdkv::detail::load_at<std::uint8_t>(low);
-        }
-        else if constexpr (Bits == 4) { return mdkv::detail::load_at<std::int8_t>(numbers + i); }
+        if constexpr (Bits == 4) { return mdkv::detail::load_at<std::int8_t>(numbers + i); }
         else
         {
             index_t const number = i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;

@@ -1,7 +1,6 @@
 /// \file code_kernels.hpp: the products of attention over tokens stored as codes, shared by its logits and its sums of values (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/core/types.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/detail/products.hpp>
 #include <mdkv/cpu/simd.hpp>
@@ -25,90 +24,28 @@ namespace MDKV_NAMESPACE::cpu::detail
 inline constexpr int most_coded_heads = (std::min)(4, most_group);
 inline constexpr int coded_passes     = 4;
 
-#if defined(__ARM_FEATURE_DOTPROD)
-
-using wide_sums = simd::limb_sums; ///< sums of products with codes of 8 bits
-[[nodiscard]] [[gnu::always_inline]] inline simd::ints unpack_wide(simd::ints codes, int) noexcept
-{
-    return codes;
-}
-template <bool Signed>
-[[gnu::always_inline]] inline void multiply_wide(
-    wide_sums& sums, simd::ints codes, simd::ints numbers, int half) noexcept
-{
-    sums = half == 0 ? simd::add_low_products(sums, codes, numbers)
-                     : simd::add_high_products<Signed>(sums, codes, numbers);
-}
-/// Initial value for the sums of products with n signed numbers; n is a multiple of 4.
-[[nodiscard]] inline wide_sums wide_base([[maybe_unused]] std::byte const* numbers, [[maybe_unused]] index_t n) noexcept
-{
-    wide_sums base{};
-    if constexpr (simd::base_of_high) { base.high = simd::high_base(numbers, static_cast<int>(n)); }
-    return base;
-}
-/// Puts factors of codes of 8 bits into the order in which they are stored: unchanged here; otherwise first, third, second
-/// and fourth of every four.
-[[nodiscard]] [[gnu::always_inline]] inline simd::ints in_order(simd::ints numbers) noexcept
-{
-    return numbers;
-}
-/// Stores the 16 numbers of 16 / lanes vectors, 16 bits each, as factors of codes of 8 bits.
-[[gnu::always_inline]] inline void store_wide(std::byte* to, simd::ints const* numbers) noexcept
-{
-    simd::store_limbs(to, numbers);
-}
-
-#else
-
-using wide_sums = simd::pair_sums; ///< sums of products with codes of 8 bits
-[[nodiscard]] [[gnu::always_inline]] inline simd::ints unpack_wide(simd::ints codes, int half) noexcept
-{
-    return half == 0 ? codes & 0x00ff00ff : simd::high_bytes(codes);
-}
-template <bool Signed>
-[[gnu::always_inline]] inline void multiply_wide(wide_sums& sums, simd::ints codes, simd::ints numbers, int) noexcept
-{
-    sums = simd::add_products(sums, codes, numbers);
-}
-[[nodiscard]] inline wide_sums wide_base(std::byte const*, index_t) noexcept
-{
-    return wide_sums{};
-}
-[[nodiscard]] [[gnu::always_inline]] inline simd::ints in_order(simd::ints numbers) noexcept
-{
-    return simd::swap_middle(numbers);
-}
-[[gnu::always_inline]] inline void store_wide(std::byte* to, simd::ints const* numbers) noexcept
-{
-    simd::store_shorts(to, numbers);
-}
-
-#endif
-
 /// Sums of products with codes of `Bits` bits, and the registers that they take.
 template <int Bits>
-using code_sums = std::conditional_t<Bits == 8, wide_sums, simd::byte_sums>;
+using code_sums = std::conditional_t<Bits == 8, simd::pair_sums, simd::byte_sums>;
 template <int Bits>
 inline constexpr int sum_registers = int{sizeof(code_sums<Bits>)} / int{sizeof(simd::ints)};
 
 /// Half of each four codes as a factor, the first half or the second. For codes of 8 bits: first and third, or second and
-/// fourth code; for codes of 4 bits: low, or high halves of bytes. If numbers are stored as two bytes, the halves are
-/// these bytes, and codes of 8 bits are whole.
+/// fourth code; for codes of 4 bits: low, or high halves of bytes.
 template <int Bits>
 [[nodiscard]] [[gnu::always_inline]] inline simd::ints unpack(std::byte const* from, int half) noexcept
 {
     auto const codes = simd::read<simd::ints>(from);
-    if constexpr (Bits == 8) { return unpack_wide(codes, half); }
+    if constexpr (Bits == 8) { return half == 0 ? codes & 0x00ff00ff : simd::high_bytes(codes); }
     else { return half == 0 ? codes & 0x0f0f0f0f : simd::high_halves(codes); }
 }
 
 /// Adds products of half of the codes with numbers, which are signed if Signed. For 8 bits, a are the codes. For 4 bits, a
 /// are the codes if Signed, otherwise the numbers.
 template <int Bits, bool Signed>
-[[gnu::always_inline]] inline void multiply(
-    code_sums<Bits>& sums, simd::ints a, simd::ints b, [[maybe_unused]] int half) noexcept
+[[gnu::always_inline]] inline void multiply(code_sums<Bits>& sums, simd::ints a, simd::ints b) noexcept
 {
-    if constexpr (Bits == 8) { multiply_wide<Signed>(sums, a, b, half); }
+    if constexpr (Bits == 8) { sums = simd::add_products(sums, a, b); }
     else { sums = simd::add_byte_products<Signed>(sums, a, b); }
 #if defined(__SSE2__) && !defined(__clang__)
     __asm__("" : "+v"(sums)); // g++ would add in another order, with more sums than there are registers

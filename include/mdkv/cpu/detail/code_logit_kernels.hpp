@@ -36,10 +36,10 @@ MDKV_OUTLINE void last_logits(query_rows const& q, int heads, int k, byte_range 
         for (index_t i = 0; i < range.end - range.begin; ++i)
         {
             std::byte const* const row = at + i / 4 * 4 * tile_tokens;
-            simd::ints const code =
-                i < fours ? simd::read<simd::ints>(row + first * 4) >> static_cast<int>(i % 4 * 8) & 0xff
-                          : simd::load_bytes(row + (i - fours) * tile_tokens + first);
-            index_t const c = range.begin + i;
+            simd::ints const code      = i < fours
+                                             ? simd::read<simd::ints>(row + first * 4) >> static_cast<int>(i % 4 * 8) & 0xff
+                                             : simd::load_bytes(row + (i - fours) * tile_tokens + first);
+            index_t const c            = range.begin + i;
             sum += (Bits == 8 ? code : code & 15) * query.template number<Bits>(c);
             if (Bits == 4) { sum += (code >> 4) * query.template number<Bits>(c + quantised_group / 2); }
         }
@@ -77,11 +77,6 @@ template <int Bits, int G, int Vectors>
         rounded_query const* const query = q.rounded + k * q.rows; // query of the first head
         index_t const whole              = group.bytes & -16;
         std::byte const* scales          = tile + group.scales;
-        [[maybe_unused]] code_sums<Bits> base[std::size_t{G}];
-        if constexpr (Bits == 8 && simd::base_of_high)
-        {
-            for (int g = 0; g < G; ++g) { base[g] = wide_base(query[g].numbers, whole); }
-        }
         for (index_t t = 0; t < tokens; t += Vectors * lanes, scales += at_once * tile_bytes)
         {
             auto const offset = [&](int v, index_t unit) { // vector v in its row of the tiles
@@ -90,11 +85,6 @@ template <int Bits, int G, int Vectors>
             std::byte const* at = scales + 2 * halves;
             next.fetch(4 * Vectors * lanes); // scales and minima
             code_sums<Bits> sums[std::size_t{G}][std::size_t{Vectors}]{};
-            if constexpr (Bits == 8 && simd::base_of_high)
-            {
-                MDKV_UNROLL
-                for (int j = 0; j < G * Vectors; ++j) { sums[j / Vectors][j % Vectors] = base[j / Vectors]; }
-            }
             for (index_t c = 0; c < whole; c += 16)
             {
                 MDKV_UNROLL
@@ -114,7 +104,7 @@ template <int Bits, int G, int Vectors>
                         MDKV_UNROLL
                         for (int v = 0; v < Vectors; ++v)
                         {
-                            multiply<Bits, true>(sums[j / 2][v], code[j % 2][v], number, j % 2);
+                            multiply<Bits, true>(sums[j / 2][v], code[j % 2][v], number);
                         }
                     }
                 }

@@ -99,8 +99,8 @@ template <int Bits, int G, int Vectors>
                         {
                             int const h = i / Vectors;
                             int const v = i % Vectors;
-                            if constexpr (Bits == 8) { multiply<Bits, false>(acc[g][h][v], code[h][v], by, step); }
-                            else { multiply<Bits, false>(acc[g][h][v], by, code[h][v], step); }
+                            if constexpr (Bits == 8) { multiply<Bits, false>(acc[g][h][v], code[h][v], by); }
+                            else { multiply<Bits, false>(acc[g][h][v], by, code[h][v]); }
                         }
                     }
                 }
@@ -148,8 +148,8 @@ inline constexpr int most_coded_vectors = 4;
 template <int Bits, int Pass>
 [[nodiscard]] constexpr coded_pass coded_sums_of() noexcept
 {
-    constexpr int G       = (std::min)(heads_of_pass[Pass], most_coded_heads);
-    constexpr int most    = simd::registers / 2 * Bits / 8 / G / sum_registers<Bits>;
+    constexpr int G    = (std::min)(heads_of_pass[Pass], most_coded_heads);
+    constexpr int most = simd::registers / 2 * Bits / 8 / G / sum_registers<Bits>;
     constexpr int vectors =
         std::clamp(most, 1, Bits == 4 && simd::registers < 8 * simd::lanes ? 2 : most_coded_vectors);
     return {vectors * simd::lanes, &coded_sums<Bits, G, vectors>, &round_weights<Bits, G>};

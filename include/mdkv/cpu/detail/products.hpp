@@ -80,7 +80,7 @@ template <bool Signed>
     return add_products(ints{}, bits_as<ints>(sum), ints{} + 0x00010001);
 }
 #elif defined(__aarch64__) && !defined(__ARM_FEATURE_DOTPROD)
-using byte_sums = split_sums;
+using byte_sums                       = split_sums;
 inline constexpr bool short_byte_sums = false;
 template <bool Signed>
 [[nodiscard]] inline byte_sums add_byte_products(byte_sums sum, ints a, ints b) noexcept
@@ -127,80 +127,6 @@ template <bool Signed>
     return add_products(add_products(sum, a & 0x00ff00ff, even), high_bytes(a), odd);
 #    endif
 }
-#endif
-
-// If the machine multiplies bytes four at a time, numbers of 16 bits are multiplied with codes of 8 bits as two bytes, a
-// low and a high one: the low bytes of four numbers come first, then their high bytes.
-#if defined(__ARM_FEATURE_DOTPROD)
-inline constexpr bool byte_limbs = true;
-#    if defined(__ARM_FEATURE_MATMUL_INT8)
-inline constexpr bool base_of_high = false; // sums of products of high bytes begin with 0
-#    else
-inline constexpr bool base_of_high = true;
-#    endif
-/// Sums of products with the numbers' low bytes, and with their high bytes.
-struct limb_sums
-{
-    ints low;
-    ints high;
-};
-[[nodiscard]] inline limb_sums add_low_products(limb_sums sum, ints codes, ints numbers) noexcept
-{
-    __asm__ volatile("udot %0.4s, %1.16b, %2.16b" : "+w"(sum.low) : "w"(codes), "w"(numbers));
-    return sum;
-}
-/// If Signed and base_of_high, sums must begin with `high_base` of the numbers.
-template <bool Signed>
-[[nodiscard]] inline limb_sums add_high_products(limb_sums sum, ints codes, ints numbers) noexcept
-{
-    if constexpr (!Signed)
-    {
-        __asm__ volatile("udot %0.4s, %1.16b, %2.16b" : "+w"(sum.high) : "w"(codes), "w"(numbers));
-    }
-    else
-    {
-#    if defined(__ARM_FEATURE_MATMUL_INT8)
-        __asm__ volatile("usdot %0.4s, %1.16b, %2.16b" : "+w"(sum.high) : "w"(codes), "w"(numbers));
-#    else
-        ints const less = codes ^ static_cast<int>(0x80808080); // codes - 128, with a sign
-        __asm__ volatile("sdot %0.4s, %1.16b, %2.16b" : "+w"(sum.high) : "w"(less), "w"(numbers));
-#    endif
-    }
-    return sum;
-}
-/// 128 times the sum of the high bytes of n numbers, in every lane, because add_high_products multiplies codes - 128. n is
-/// a multiple of 4.
-[[nodiscard]] inline ints high_base(std::byte const* numbers, int n) noexcept
-{
-    ints base{};
-    ints const least = ints{} + static_cast<int>(0x80808080); // bytes of -128
-    for (int i = 0; i < n; i += 4)
-    {
-        std::int32_t word = 0;
-        std::memcpy(&word, numbers + 2 * i + 4, sizeof word);
-        __asm__ volatile("sdot %0.4s, %1.16b, %2.16b" : "+w"(base) : "w"(word - ints{}), "w"(least));
-    }
-    return -base;
-}
-[[nodiscard]] inline ints widened(limb_sums sum) noexcept
-{
-    return sum.low + sum.high * 256;
-}
-/// Stores the 16 lanes of 4 vectors as limbs of 16 bits.
-inline void store_limbs(std::byte* p, ints const* v) noexcept
-{
-    using sixteen = std::uint8_t __attribute__((vector_size(16)));
-    auto const of = [&](int i) { return bits_as<sixteen>(v[i]); };
-    for (int i = 0; i < 4; i += 2, p += 16)
-    {
-        sixteen const limbs =
-            __builtin_shufflevector(of(i), of(i + 1), 0, 4, 8, 12, 1, 5, 9, 13, 16, 20, 24, 28, 17, 21, 25, 29);
-        std::memcpy(p, &limbs, sizeof limbs);
-    }
-}
-#else
-inline constexpr bool byte_limbs   = false;
-inline constexpr bool base_of_high = false;
 #endif
 
 } // namespace MDKV_NAMESPACE::cpu::simd

@@ -69,9 +69,9 @@ template <bool Signed>
         {
             number[v] = simd::to_nearest(simd::load(x + i + v * simd::lanes) * factor);
             sum += number[v];
-            if (bits == 8) { number[v] = in_order(number[v]); }
+            if (bits == 8) { number[v] = simd::swap_middle(number[v]); }
         }
-        if (bits == 8) { store_wide(to + i * number_bytes<8>, number); }
+        if (bits == 8) { simd::store_shorts(to + i * number_bytes<8>, number); }
         else { simd::store_bytes<Signed>(to + i, number); }
     }
     return sum;

@@ -193,27 +193,6 @@ private:
     }
 };
 
-/// The costs, and the factors that compare rungs.
-template <space S>
-[[nodiscard]] work<S> arrange(rung_costs const& costs, list_losses<S> const& of)
-{
-    float_environment const standard; // for the factors
-    work<S> w{};
-    w.costs       = costs;
-    w.charge      = costs.widest_projection();
-    w.widest_step = costs.bytes[costs.size() - 1] - costs.bytes[0];
-    w.widest_step = w.widest_step > 0 ? w.widest_step : 1;
-    w.of          = of;
-    rung_table all;
-    for (std::size_t r = 0; r < costs.size(); ++r)
-    {
-        all.add(r, costs.bytes[r]);
-        for (std::size_t a = 0; a < r; ++a) { all.compare(a, r, w.widest_step); }
-    }
-    w.inverse = all.inverse;
-    return w;
-}
-
 /// The jobs of one search in their order: at most twelve launches on a GPU, whatever the losses.
 /// \param again  without projected rungs; only what loses less than before is kept
 template <backend B>
@@ -223,13 +202,13 @@ void solve(B const& on, work<B::memory_space> const& w, index_t words, ranks con
     run(on, begin<S>{w, words, again});
     for (int level = 0; level < 3; ++level)
     {
-        run(on, weigh<S>{w});
+        run(on, weigh<S>{w, false});
         sum_over_ranks(on, with, w.histogram, w.limits * bins);
-        run(on, narrow<S>{w}, w.limits);
+        run(on, narrow<S>{w, false}, w.limits);
     }
-    run(on, weigh_ties<S>{w});
+    run(on, weigh<S>{w, true});
     sum_over_ranks(on, with, w.ties, w.limits * w.pieces());
-    run(on, find_tie<S>{w}, w.limits);
+    run(on, narrow<S>{w, true}, w.limits);
     run(on, assign<S>{w, !again});
     sum_over_ranks(on, with, w.counts, w.limits * (w.heads * index_t{max_rungs} + 1 + w.pieces()));
     run(on, conclude<S>{w, again}, w.limits);
@@ -246,19 +225,34 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
     // Every sum of bytes is at most this one.
     index_t const most = checked_multiply(checked_multiply(all, tokens), costs.bytes[costs.size() - 1]);
     static_cast<void>(checked_add(most, checked_multiply(all, checked_add(costs.widest_projection(), costs.channels))));
-    auto w              = arrange(costs, of);
-    w.limits            = limits.extent(0);
-    w.limit_values      = limits.data_handle();
-    w.report            = report.data_handle();
-    w.heads             = w.limits > 0 ? all / w.limits : 0;
-    w.own_in_layer      = heads.own;
-    w.layer_stride      = heads.all;
-    w.first_head        = heads.first;
-    w.pieces_per_head   = (tokens + piece_tokens - 1) / piece_tokens;
+    index_t const widest = costs.bytes[costs.size() - 1] - costs.bytes[0];
+    work<B::memory_space> w{};
+    w.costs           = costs;
+    w.charge          = costs.widest_projection();
+    w.widest_step     = widest > 0 ? widest : 1;
+    w.of              = of;
+    w.limits          = limits.extent(0);
+    w.limit_values    = limits.data_handle();
+    w.report          = report.data_handle();
+    w.heads           = w.limits > 0 ? all / w.limits : 0;
+    w.own_in_layer    = heads.own;
+    w.layer_stride    = heads.all;
+    w.first_head      = heads.first;
+    w.pieces_per_head = (tokens + piece_tokens - 1) / piece_tokens;
+    for (bool const projected : {false, true})
+    {
+        float_environment const standard; // for the factors
+        std::size_t closed = costs.size();
+        for (std::size_t r = 0; r < costs.size(); ++r)
+        {
+            if (projected || costs.projection[r] == 0) { w.open[projected].add(r, costs.bytes[r], w.widest_step); }
+            else { w.open[projected].index[--closed] = static_cast<std::uint8_t>(r); }
+        }
+    }
     index_t const words = w.limits * (bins + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1); // from `histogram` on
     workspace::frame frame{*on.scratch};
-    w.histogram = frame.template take<std::int64_t>(words);
-    w.searches  = frame.template take<limit_search>(w.limits);
+    w.histogram    = frame.template take<std::int64_t>(words);
+    w.searches     = frame.template take<limit_search>(w.limits);
     w.ties         = w.histogram + w.limits * bins;
     w.counts       = w.ties + w.limits * w.pieces();
     w.non_finite   = w.counts + all * index_t{max_rungs};

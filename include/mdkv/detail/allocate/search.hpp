@@ -16,8 +16,8 @@
 //
 // One histogram of thresholds, weighted with s_j, therefore gives the bytes at every edge between bins: a bisection that
 // tries two thousand multipliers in a pass. A level is `weigh`, which fills the histogram, and `narrow`, which finds the bin of
-// the multiplier; the bin is the next level's interval. At the multiplier itself `weigh_ties` and `find_tie` do the same for
-// the ties by piece, and `assign` by token.
+// the multiplier; the bin is the next level's interval. At the multiplier itself they do the same for the ties by piece, and
+// `assign` by token.
 
 namespace MDKV_NAMESPACE::detail::dual
 {
@@ -81,7 +81,7 @@ template <team Team, class Body>
             for (int l = 0; l < lanes; ++l)
             {
                 auto const at = static_cast<std::uint32_t>(lane(above[j], l));
-                if (lane(hits[j], l) != 0) { body(i + l, at, opened.steps[j]); }
+                if (lane(hits[j], l) != 0) { body(i + l, at, opened.rungs.cost[j] - opened.rungs.cost[j - 1]); }
             }
         }
     }
@@ -128,13 +128,14 @@ struct begin
     }
 };
 
-/// Adds up the bytes of the thresholds in each of a limit's bins.
+/// Adds up the bytes of the thresholds in each of a limit's bins; or those of each piece's ties, as if in one bin.
 template <space S>
 struct weigh
 {
     static constexpr char const* name = "allocate_weigh";
 
     work<S> w;
+    bool ties;
 
     [[nodiscard]] index_t items() const { return w.own_pieces(); }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
@@ -144,7 +145,7 @@ struct weigh
     {
         piece const range          = w.own_piece(item);
         limit_search const& search = w.searches[range.limit];
-        if (!search.searches()) { return; }
+        if (!search.goes_on(ties)) { return; }
         open_piece& opened  = open_piece::of(t, w, range);
         index_t const count = search.bins();
         int const shift     = search.shift();
@@ -152,7 +153,7 @@ struct weigh
         for_thresholds(t, opened, search,
             [&](index_t, std::uint32_t at, index_t step) { t.add(opened.sums + (at >> shift), step); });
         t.sync();
-        std::int64_t* const to = w.histogram + range.limit * bins;
+        std::int64_t* const to = ties ? w.ties + range.number : w.histogram + range.limit * bins;
         for (index_t b = t.rank(); b < count; b += t.size())
         {
             if (opened.sums[b] != 0) { t.add_across(to + b, opened.sums[b]); }
@@ -160,76 +161,36 @@ struct weigh
     }
 };
 
-/// Finds the bin of the multiplier. An item is a limit.
+/// Finds the bin of the multiplier; or the piece of the first tie that does not fit, and the bytes for the ties of this piece. An
+/// item is a limit.
 template <space S>
 struct narrow
 {
     static constexpr char const* name = "allocate_narrow";
 
     work<S> w;
+    bool ties;
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         limit_search& search = w.searches[item];
-        if (!search.searches()) { return; }
-        std::int64_t* const sums = w.histogram + item * bins;
-        index_t const last       = search.bins() - 1;
-        first_over const found =
-            first_over::find(t, search.bins(), search.left, [&](index_t i) { return sums[last - i]; });
+        if (!search.goes_on(ties)) { return; }
+        std::int64_t* const sums = ties ? w.ties + item * w.pieces() : w.histogram + item * bins;
+        index_t const n          = ties ? w.pieces() : search.bins();
+        std::int64_t* const last = sums + n - 1; // bins count from the highest one down
+        first_over const found   = ties ? first_over::find(t, n, search.left, [&](index_t i) { return sums[i]; })
+                                        : first_over::find(t, n, search.left, [&](index_t i) { return last[-i]; });
         t.sync();
-        for (index_t b = t.rank(); b < bins; b += t.size()) { sums[b] = 0; } // for the next level
+        for (index_t b = t.rank(); b < n && !ties; b += t.size()) { sums[b] = 0; } // for the next level
         if (t.rank() != 0) { return; }
         search.left -= found.before;
-        search.multiplier += static_cast<std::uint32_t>(last - found.at) << search.shift();
-        search.undecided = search.shift();
-    }
-};
-
-/// Adds up the bytes that the ties of each piece would take.
-template <space S>
-struct weigh_ties
-{
-    static constexpr char const* name = "allocate_weigh_ties";
-
-    work<S> w;
-
-    [[nodiscard]] index_t items() const { return w.own_pieces(); }
-    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        piece const range = w.own_piece(item);
-        if (!w.searches[range.limit].ties()) { return; }
-        index_t all = 0;
-        for_thresholds(t, open_piece::of(t, w, range), w.searches[range.limit],
-            [&](index_t, std::uint32_t, index_t step) { all += step; });
-        all = t.sum(all);
-        if (t.rank() == 0) { w.ties[range.number] = all; }
-    }
-};
-
-/// Finds the piece of the first tie that does not fit, and the bytes for the ties of this piece. An item is a limit.
-template <space S>
-struct find_tie
-{
-    static constexpr char const* name = "allocate_find_tie";
-
-    work<S> w;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        limit_search& search = w.searches[item];
-        if (!search.ties()) { return; }
-        index_t const first = item * w.pieces();
-        first_over const found =
-            first_over::find(t, w.pieces(), search.left, [&](index_t i) { return w.ties[first + i]; });
-        t.sync();
-        if (t.rank() != 0) { return; }
-        search.tie_piece = first + found.at;
-        search.left -= found.before;
+        if (ties) { search.tie_piece = item * w.pieces() + found.at; }
+        else
+        {
+            search.multiplier += static_cast<std::uint32_t>(n - 1 - found.at) << search.shift();
+            search.undecided = search.shift();
+        }
     }
 };
 

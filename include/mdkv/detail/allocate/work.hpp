@@ -22,13 +22,13 @@
 //
 // Jobs in their order, and the members of `work` and `limit_search` that they write:
 //
-//     begin       searches; clears all sums
-//     weigh       histogram                        bytes of thresholds by bin     three times
-//     narrow      search: multiplier, undecided, left; clears histogram
-//     weigh_ties  ties                             bytes of ties by piece
-//     find_tie    search: tie_piece, left
-//     assign      rung, counts, non_finite, piece_losses
-//     conclude    report
+//     begin     searches; clears all sums
+//     weigh     histogram                        bytes of thresholds by bin     three times
+//     narrow    search: multiplier, undecided, left; clears histogram
+//     weigh     ties                             bytes of ties by piece
+//     narrow    search: tie_piece, left
+//     assign    rung, counts, non_finite, piece_losses
+//     conclude  report
 //
 // Every sum over tokens that decides a rung is a sum of whole numbers, so that its order does not matter: the result is
 // the same for any number of threads, on every backend, and if heads are spread over ranks. Sums of losses are made in one
@@ -74,10 +74,11 @@ struct limit_search
     index_t tie_piece = -1; ///< the piece of the first tie that does not fit; ties before it take the costlier rung
 
     [[nodiscard]] MDKV_HD bool over() const noexcept { return status == allocation_status::over_limit; }
-    /// Whether the search for the multiplier goes on.
-    [[nodiscard]] MDKV_HD bool searches() const noexcept { return active && !over() && undecided > 0; }
-    /// Whether the bytes that the multiplier leaves go to ties.
-    [[nodiscard]] MDKV_HD bool ties() const noexcept { return active && !over() && multiplier != 0; }
+    /// Whether the search for the multiplier goes on; or that for ties, to which the bytes go that the multiplier leaves.
+    [[nodiscard]] MDKV_HD bool goes_on(bool ties) const noexcept
+    {
+        return active && !over() && (ties ? multiplier != 0 : undecided > 0);
+    }
     /// Number of low bits that the next level leaves undecided.
     [[nodiscard]] MDKV_HD int shift() const noexcept { return undecided > level_bits ? undecided - level_bits : 0; }
     /// Bins of the next level, each of 2^shift() multipliers.
@@ -100,9 +101,9 @@ template <space S>
 struct work
 {
     rung_costs costs;
-    index_t charge;                                                ///< bytes of a head's widest projections
-    index_t widest_step;                                           ///< bytes from the cheapest rung to the costliest
-    mdkv::array<mdkv::array<float, max_rungs>, max_rungs> inverse; ///< factors of all rungs, see rung_table
+    rung_table open[2];  ///< rungs without projections; all rungs
+    index_t charge;      ///< bytes of a head's widest projections
+    index_t widest_step; ///< bytes from the cheapest rung to the costliest, or 1
     list_losses<S> of;
     index_t const* limit_values; // [limits]
     allocation* report;          // [limits]
@@ -135,17 +136,11 @@ struct work
         index_t const left  = given > heads * costs.channels ? given - heads * costs.channels : given < 0 ? -1 : 0;
         return left < most ? left : most;
     }
-    [[nodiscard]] MDKV_HD bool open(std::size_t r, bool projected) const noexcept
-    {
-        return projected || costs.projection[r] == 0;
-    }
     /// Bytes of a limit's heads with all tokens at the cheapest open rung; -1 if no rung is open.
     [[nodiscard]] MDKV_HD index_t least(bool projected) const noexcept
     {
-        std::size_t r = 0;
-        while (r < costs.rungs && !open(r, projected)) { ++r; }
-        if (r == costs.rungs) { return -1; }
-        return of.longest() == 0 ? 0 : heads * ((projected ? charge : 0) + of.longest() * costs.bytes[r]);
+        if (open[projected].count == 0) { return -1; }
+        return of.longest() == 0 ? 0 : heads * ((projected ? charge : 0) + of.longest() * open[projected].cost[0]);
     }
     /// Item `item` of this rank's pieces.
     [[nodiscard]] MDKV_HD piece own_piece(index_t item) const noexcept
@@ -169,7 +164,6 @@ struct alignas(16) open_piece
     std::int64_t sums[bins]; ///< bytes, by bin or by token
     double losses[columns];
     rung_table rungs;
-    index_t steps[max_rungs];     ///< bytes from each open rung but the first to the one before it
     float const* rows[max_rungs]; ///< losses of open rungs, then of the others
     std::size_t all;              ///< number of rungs, open and closed
     index_t count;                ///< number of tokens
@@ -179,7 +173,16 @@ struct alignas(16) open_piece
     [[nodiscard]] MDKV_HD static open_piece& of(Team const& t, work<S> const& w, piece const& p)
     {
         open_piece& opened = *t.scratch().template take<open_piece>(1);
-        if (t.rank() == 0) { opened.open(w, p); }
+        if (t.rank() == 0)
+        {
+            opened.all   = w.costs.rungs;
+            opened.count = p.count;
+            opened.rungs = w.open[w.searches[p.limit].projected];
+            for (std::size_t r = 0; r < opened.all; ++r)
+            {
+                opened.rows[r] = w.of.losses_at(p.own, index_t{opened.rungs.index[r]}) + p.first;
+            }
+        }
         t.sync();
         return opened;
     }
@@ -188,26 +191,6 @@ struct alignas(16) open_piece
     {
         for (index_t i = t.rank(); i < n; i += t.size()) { x[i] = 0; }
         t.sync();
-    }
-
-private:
-    template <space S>
-    MDKV_HD void open(work<S> const& w, piece const& p)
-    {
-        all                = w.costs.rungs;
-        count              = p.count;
-        rungs.count        = 0;
-        std::size_t closed = all;
-        for (std::size_t r = 0; r < all; ++r)
-        {
-            bool const is_open                     = w.open(r, w.searches[p.limit].projected);
-            rows[is_open ? rungs.count : --closed] = w.of.losses_at(p.own, static_cast<index_t>(r)) + p.first;
-            if (!is_open) { continue; }
-            rungs.add(r, w.costs.bytes[r]);
-            std::size_t const c = rungs.count - 1;
-            steps[c]            = c == 0 ? 0 : rungs.cost[c] - rungs.cost[c - 1];
-            for (std::size_t a = 0; a < c; ++a) { rungs.inverse[a][c] = w.inverse[rungs.index[a]][r]; }
-        }
     }
 };
 
