@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
 // Instructions that no vector expression becomes are spelled as in the compilers' own headers: including these headers
 // takes a fifth to a quarter of the time that all of mdkv takes. Compilers differ in their spelling of Arm's instructions,
@@ -156,18 +155,27 @@ template <class Ints>
     else { return __builtin_shufflevector(v, v, 0, 2, 1, 3); }
 }
 
-/// Lanes of a and b by turns, from lane First of both on.
-template <int First, std::size_t... I>
-[[nodiscard]] inline floats interleaved(floats a, floats b, std::index_sequence<I...>) noexcept
+/// Lanes of the lower halves of a and b by turns, or of the upper halves. (nvcc does not expand a pack in a list of lanes.)
+template <bool Upper, class V>
+[[nodiscard]] inline V interleaved(V a, V b) noexcept
 {
-    return __builtin_shufflevector(a, b, (static_cast<int>(I) % 2 * lanes + static_cast<int>(I) / 2 + First)...);
+    constexpr int n = lanes / 2 * Upper;
+    if constexpr (sizeof(V) == 64)
+    {
+        return __builtin_shufflevector(a, b, n, n + 16, n + 1, n + 17, n + 2, n + 18, n + 3, n + 19, n + 4, n + 20, n + 5,
+            n + 21, n + 6, n + 22, n + 7, n + 23);
+    }
+    else if constexpr (sizeof(V) == 32)
+    {
+        return __builtin_shufflevector(a, b, n, n + 8, n + 1, n + 9, n + 2, n + 10, n + 3, n + 11);
+    }
+    else { return __builtin_shufflevector(a, b, n, n + 4, n + 1, n + 5); }
 }
 
 /// Exchanges rows and columns: lane j of vector i becomes lane i of vector j.
 [[gnu::always_inline]] inline void transpose(floats (&x)[std::size_t{lanes}]) noexcept
 {
-    constexpr auto each = std::make_index_sequence<std::size_t{lanes}>{};
-    constexpr int half  = lanes / 2;
+    constexpr int half = lanes / 2;
     MDKV_UNROLL
     for (int step = 1; step < lanes; step *= 2)
     {
@@ -175,8 +183,8 @@ template <int First, std::size_t... I>
         MDKV_UNROLL
         for (int i = 0; i < half; ++i)
         {
-            y[2 * i]     = interleaved<0>(x[i], x[i + half], each);
-            y[2 * i + 1] = interleaved<half>(x[i], x[i + half], each);
+            y[2 * i]     = interleaved<false>(x[i], x[i + half]);
+            y[2 * i + 1] = interleaved<true>(x[i], x[i + half]);
         }
         MDKV_UNROLL
         for (int i = 0; i < lanes; ++i) { x[i] = y[i]; }
