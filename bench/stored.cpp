@@ -50,8 +50,7 @@ public:
         std::vector<layer_to_write<half>> layers{{std::as_const(cache).view(), {}}};
         if (with_positions) { layers[0].positions = in(cpu::backend{}, numbers.data(), heads, tokens + 64); }
         mdkv::write([&](std::span<std::byte const> part) { add(part); }, identity,
-            {.model_layers = 1, .model_heads = heads, .tokens = std::span{numbers}.first(tokens + 64)},
-            std::span{layers});
+            {.model_layers = 1, .model_heads = heads, .tokens = tokens + 64}, std::span{layers});
         std::fflush(file_);
         memory_.resize(size_ + 64);
     }
@@ -80,7 +79,7 @@ public:
     }
 
 private:
-    static constexpr cache_identity identity{"model"};
+    static constexpr cache_identity identity{};
 
     void add(std::span<std::byte const> part)
     {

@@ -86,7 +86,7 @@ int main()
 
     // A file (an engine would write a temporary one, sync and rename it), mapped, from which attention reads.
     auto const path = std::filesystem::temp_directory_path() / "mdkv_example_conversation.cache";
-    cache_identity const model{.model = "example"};
+    cache_identity const model{{'e', 'x', 'a', 'm', 'p', 'l', 'e'}}; // an engine: the SHA-256 of all that must agree
     std::vector<layer_to_write<half>> layers;
     for (auto const& cache : caches) { layers.push_back({cache.view(), {}}); }
     {

@@ -12,7 +12,6 @@
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/engine/stored.hpp>
 
-#include "fuzz/packed_file.hpp"
 #include "runner/policies.hpp"
 #include "support/byte_vocabulary.hpp"
 #include "support/decoding.hpp"
@@ -63,7 +62,7 @@ void add_stored(seeds& all, support::packed_sizes const& sizes, mdkv::index_t ap
             for (std::int32_t s = 0; s < slots; ++s) { stored.positions.back().set(s - 1, h, s); }
         }
     }
-    all.add("stored", fuzz::without_gaps(stored.written(fuzz::identity)));
+    all.add("stored", stored.written());
 }
 
 /// The metadata of a vocabulary, behind a text of one byte's length.

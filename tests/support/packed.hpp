@@ -14,7 +14,6 @@
 #include "support/random.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>

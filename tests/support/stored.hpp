@@ -9,19 +9,16 @@
 #include "support/guarded_buffer.hpp"
 #include "support/host.hpp"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <numeric>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace support
 {
 
-inline constexpr mdkv::cache_identity some_identity{"model.gguf", "7", "words", "base 10000", "salt"};
+inline constexpr mdkv::cache_identity some_identity{{0x5e, 0xed, 7, 0xff}};
 
 /// The bytes of a file at a multiple of 64; behind them is a page that nobody may touch, if their number is one, too.
 class file_in_memory
@@ -48,11 +45,8 @@ struct layers_to_store
 {
     std::vector<mdkv::cpu::cache<T>> caches{};
     std::vector<tensor<std::int32_t, 2>> positions{}; ///< of each layer, or none
-    std::vector<std::int32_t> tokens = std::vector<std::int32_t>(600);
     std::vector<std::byte> attachment{std::byte{1}, std::byte{2}, std::byte{3}};
-    mdkv::cache_place place{.first_layer = 3, .model_layers = 20, .first_head = 2, .model_heads = 12};
-
-    layers_to_store() { std::iota(tokens.begin(), tokens.end(), 5); }
+    mdkv::cache_place place{.first_layer = 3, .model_layers = 20, .first_head = 2, .model_heads = 12, .tokens = 600};
 
     [[nodiscard]] std::vector<mdkv::layer_to_write<T>> layers() const
     {
@@ -68,7 +62,6 @@ struct layers_to_store
     [[nodiscard]] mdkv::cache_place whole_place() const
     {
         mdkv::cache_place all = place;
-        all.tokens            = tokens;
         all.attachment        = attachment;
         return all;
     }

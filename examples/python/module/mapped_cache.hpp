@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <memory>
-#include <span>
 #include <utility>
 
 #include "engine.hpp"
@@ -58,7 +57,8 @@ public:
     }
     [[nodiscard]] index_t directory_bytes() const noexcept
     {
-        return mapped() ? mdkv::detail::directory_bytes(view_.layout.heads) : own_.directory_bytes();
+        auto const in_file = view_.layout.heads * index_t{sizeof(mdkv::head_entry)} + index_t{sizeof(index_t)};
+        return mapped() ? in_file : own_.directory_bytes();
     }
     static void wait() noexcept {}
 

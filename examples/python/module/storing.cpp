@@ -42,29 +42,16 @@ namespace mdkv_python
 namespace
 {
 
-using tokens_array = nb::ndarray<std::int32_t const, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using bytes_array  = nb::ndarray<std::uint8_t const, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using bytes_array = nb::ndarray<std::uint8_t const, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-/// Token numbers, [N] or any shape of N numbers, as int32.
-[[nodiscard]] tokens_array tokens_of(nb::handle given)
+/// The 32 bytes that mdkv.storing makes of an identity.
+[[nodiscard]] mdkv::cache_identity identity_of(nb::bytes const& digest)
 {
-    nb::module_ const numpy = nb::module_::import_("numpy");
-    nb::object const flat   = called(called(numpy.attr("asarray"), given).attr("reshape"), nb::int_(-1));
-    nb::object const made   = called(flat.attr("astype"), nb::str("int32"));
-    if (!nb::cast<bool>(called(numpy.attr("array_equal"), flat, made)))
-    {
-        throw mdkv::invalid_argument{"tokens are no whole numbers of 32 bits"};
-    }
-    return nb::cast<tokens_array>(made);
+    mdkv::cache_identity made{};
+    mdkv::expects(digest.size() == made.size(), "mdkv: an identity has ", digest.size(), " bytes, not ", made.size());
+    std::memcpy(made.data(), digest.data(), made.size());
+    return made;
 }
-
-/// Texts of a cache_identity, as five arguments of Python's.
-struct identity_texts
-{
-    std::string model, revision, tokenizer, rope, salt;
-
-    [[nodiscard]] mdkv::cache_identity operator*() const noexcept { return {model, revision, tokenizer, rope, salt}; }
-};
 
 /// [H, S] of each layer.
 using positions_list =
@@ -86,13 +73,13 @@ struct place_numbers
     std::optional<index_t> model_layers;
     index_t first_head;
     std::optional<index_t> model_heads;
-    tokens_array tokens;
+    index_t tokens;
     nb::bytes attachment;
 
     [[nodiscard]] mdkv::cache_place of(index_t layers, index_t heads) const
     {
         return {first_layer, model_layers.value_or(end_of("first_layer", first_layer, layers)), first_head,
-            model_heads.value_or(end_of("first_head", first_head, heads)), std::span{tokens.data(), tokens.size()},
+            model_heads.value_or(end_of("first_head", first_head, heads)), tokens,
             {static_cast<std::byte const*>(attachment.data()), attachment.size()}};
     }
 
@@ -172,7 +159,7 @@ template <class Layers>
 [[nodiscard]] std::unique_ptr<host_bytes> written(
     mdkv::cache_identity const& identity, mdkv::cache_place const& place, Layers layers)
 {
-    auto to    = std::make_unique<host_bytes>(mdkv::stored_bytes(identity, place, layers), mdkv::cpu::host_memory{});
+    auto to    = std::make_unique<host_bytes>(mdkv::stored_bytes(place, layers), mdkv::cpu::host_memory{});
     auto* next = to->data();
     mdkv::write(
         [&](std::span<std::byte const> bytes) { next = std::ranges::copy(bytes, next).out; }, identity, place, layers);
@@ -198,7 +185,7 @@ template <class Layers>
 class stored_object
 {
 public:
-    stored_object(bytes_array bytes, identity_texts const& identity, mdkv::verify how, std::shared_ptr<host> on)
+    stored_object(bytes_array bytes, mdkv::cache_identity const& identity, mdkv::verify how, std::shared_ptr<host> on)
         : on_{on ? std::move(on) : std::make_shared<host>(1)}
         , given_{std::move(bytes)}
     {
@@ -214,9 +201,9 @@ public:
         constexpr auto where  = offsetof(mdkv::detail::file_header, element);
         if (file.size() >= where + sizeof element) { std::memcpy(&element, file.data() + where, sizeof element); }
         others_run const meanwhile;
-        if (element == 2) { caches_ = mdkv::read<mdkv::half>(file, *identity, how); }
-        else if (element == 3) { caches_ = mdkv::read<mdkv::bfloat16>(file, *identity, how); }
-        else { caches_ = mdkv::read<float>(file, *identity, how); } // which refuses everything else
+        if (element == 2) { caches_ = mdkv::read<mdkv::half>(file, identity, how); }
+        else if (element == 3) { caches_ = mdkv::read<mdkv::bfloat16>(file, identity, how); }
+        else { caches_ = mdkv::read<float>(file, identity, how); } // which refuses everything else
     }
 
     /// Calls call(stored_caches).
@@ -238,7 +225,7 @@ public:
             index_t const appended = cache.layout.heads == 0 ? 0 : *cache.appended;
             index_t const stored   = mdkv::most_slots(cache) - appended;
             return make_mapped_layer<T>(
-                on_, cache, ratios_of(cache.layout), std::max(caches.tokens() - appended, stored));
+                on_, cache, ratios_of(cache.layout), std::max(caches.place().tokens - appended, stored));
         });
     }
 
@@ -255,7 +242,7 @@ private:
 template <auto Number>
 [[nodiscard]] index_t number_of(stored_object const& x)
 {
-    return x.with([](auto const& caches) { return Number(caches); });
+    return x.with([](auto const& caches) { return caches.place().*Number; });
 }
 
 void bind_stored(nb::module_& m)
@@ -264,38 +251,30 @@ void bind_stored(nb::module_& m)
         "Caches in the bytes of a file: checked once, and attended where they lie. The bytes must not change.")
         .def(
             "__init__",
-            [](stored_object* self, bytes_array const& bytes, std::string const& model, std::string const& revision,
-                std::string const& tokenizer, std::string const& rope, std::string const& salt, bool everything,
+            [](stored_object* self, bytes_array const& bytes, nb::bytes const& identity, bool everything,
                 std::shared_ptr<host> on) {
-                new (self) stored_object{bytes, {model, revision, tokenizer, rope, salt},
+                new (self) stored_object{bytes, identity_of(identity),
                     everything ? mdkv::verify::everything : mdkv::verify::bounds, std::move(on)};
             },
-            nb::arg("bytes"), nb::kw_only(), nb::arg("model") = "", nb::arg("revision") = "", nb::arg("tokenizer") = "",
-            nb::arg("rope") = "", nb::arg("salt") = "", nb::arg("everything") = true, nb::arg("backend") = nb::none(),
-            "bytes: the whole file as uint8, which is copied if it does not lie at a multiple of 64. everything: "
-            "compare checksums, which reads all bytes; bounds are checked in either case.")
+            nb::arg("bytes"), nb::arg("identity"), nb::kw_only(), nb::arg("everything") = true,
+            nb::arg("backend") = nb::none(),
+            "bytes: the whole file as uint8, which is copied if it does not lie at a multiple of 64. identity: 32 "
+            "bytes. everything: compare the checksum, which reads all bytes; bounds are checked in either case.")
         .def(
-            "__len__", [](stored_object const& x) { return number_of<[](auto& c) { return c.layers(); }>(x); },
+            "__len__",
+            [](stored_object const& x) { return x.with([](auto const& caches) { return caches.layers(); }); },
             "Layers of the file.")
         .def_prop_ro(
-            "heads", [](stored_object const& x) { return number_of<[](auto& c) { return c.heads(); }>(x); },
+            "heads", [](stored_object const& x) { return x.with([](auto const& caches) { return caches.heads(); }); },
             "KV heads of the file.")
-        .def_prop_ro(
-            "tokens", [](stored_object const& x) { return number_of<[](auto& c) { return c.tokens(); }>(x); },
+        .def_prop_ro("tokens", &number_of<&mdkv::cache_place::tokens>,
             "Tokens of the text, if they were given when it was written; otherwise 0.")
-        .def_prop_ro(
-            "first_layer", [](stored_object const& x) { return number_of<[](auto& c) { return c.first_layer(); }>(x); },
+        .def_prop_ro("first_layer", &number_of<&mdkv::cache_place::first_layer>,
             "The file's first layer among those of the model.")
-        .def_prop_ro(
-            "model_layers",
-            [](stored_object const& x) { return number_of<[](auto& c) { return c.model_layers(); }>(x); },
-            "Layers of the model.")
-        .def_prop_ro(
-            "first_head", [](stored_object const& x) { return number_of<[](auto& c) { return c.first_head(); }>(x); },
+        .def_prop_ro("model_layers", &number_of<&mdkv::cache_place::model_layers>, "Layers of the model.")
+        .def_prop_ro("first_head", &number_of<&mdkv::cache_place::first_head>,
             "The file's first KV head among those of the model.")
-        .def_prop_ro(
-            "model_heads", [](stored_object const& x) { return number_of<[](auto& c) { return c.model_heads(); }>(x); },
-            "KV heads of the model.")
+        .def_prop_ro("model_heads", &number_of<&mdkv::cache_place::model_heads>, "KV heads of the model.")
         .def_prop_ro("dtype", &stored_object::dtype, "Element type: \"float32\", \"float16\" or \"bfloat16\".")
         .def("__reduce__",
             [](stored_object const&) -> nb::object {
@@ -305,20 +284,10 @@ void bind_stored(nb::module_& m)
         .def_prop_ro(
             "attachment",
             [](stored_object const& x) {
-                auto const all = x.with([](auto const& caches) { return caches.attachment(); });
+                auto const all = x.with([](auto const& caches) { return caches.place().attachment; });
                 return nb::bytes(all.data(), all.size());
             },
             "Bytes of the program that wrote the file, which nothing has checked.")
-        .def(
-            "tokens_shared",
-            [](stored_object const& x, nb::handle text) {
-                auto const tokens = tokens_of(text);
-                return x.with([&](auto const& caches) {
-                    return caches.tokens_shared(std::span{tokens.data(), tokens.size()});
-                });
-            },
-            nb::arg("tokens"),
-            "First tokens of a text that the file's text begins with, too: all of the file's, or a multiple of 256.")
         .def(
             "positions",
             [](nb::pointer_and_handle<stored_object> self, index_t i) {
@@ -332,7 +301,7 @@ void bind_stored(nb::module_& m)
             },
             nb::arg("i"),
             "[H, S] places in the text of the rows that unpack gives of layer i, int32, -1 behind a head's last "
-            "one; [0, 0] if they were not given when the file was written.")
+            "one; [H, 0] if they were not given when the file was written.")
         .def(
             "layer",
             [](nb::pointer_and_handle<stored_object> self, index_t i, index_t head, index_t count) {
@@ -364,34 +333,30 @@ void bind_storing(nb::module_& m)
     bind_stored(m);
     m.def(
         "write",
-        [](nb::handle path, nb::sequence const& layers, nb::handle tokens, positions_list const& positions,
-            nb::bytes const& attachment, index_t first_layer, std::optional<index_t> model_layers, index_t first_head,
-            std::optional<index_t> model_heads, std::string const& model, std::string const& revision,
-            std::string const& tokenizer, std::string const& rope, std::string const& salt) -> nb::object {
-            identity_texts const identity{model, revision, tokenizer, rope, salt};
-            place_numbers const where{
-                first_layer, model_layers, first_head, model_heads, tokens_of(tokens), attachment};
+        [](nb::handle path, nb::sequence const& layers, nb::bytes const& digest, index_t tokens,
+            positions_list const& positions, nb::bytes const& attachment, index_t first_layer,
+            std::optional<index_t> model_layers, index_t first_head, std::optional<index_t> model_heads) -> nb::object {
+            mdkv::cache_identity const identity = identity_of(digest);
+            place_numbers const where{first_layer, model_layers, first_head, model_heads, tokens, attachment};
             if (!path.is_none())
             {
                 with_layers(
                     layers, positions, where, [&, to = path_of(path)](mdkv::cache_place const& place, auto const& all) {
-                        write_file(to, *identity, place, all);
+                        write_file(to, identity, place, all);
                     });
                 return nb::none();
             }
             auto made              = with_layers(layers, positions, where,
-                             [&](mdkv::cache_place const& place, auto const& all) { return written(*identity, place, all); });
+                             [&](mdkv::cache_place const& place, auto const& all) { return written(identity, place, all); });
             std::size_t const size = static_cast<std::size_t>(made->size());
             auto* const data       = reinterpret_cast<std::uint8_t*>(made->data());
             nb::capsule const owner{made.get(), [](void* p) noexcept { delete static_cast<host_bytes*>(p); }};
             static_cast<void>(made.release());
             return nb::cast(nb::ndarray<nb::numpy, std::uint8_t>{data, {size}, owner});
         },
-        nb::arg("path").none(), nb::arg("layers"), nb::kw_only(), nb::arg("tokens") = nb::make_tuple(),
+        nb::arg("path").none(), nb::arg("layers"), nb::arg("identity"), nb::kw_only(), nb::arg("tokens") = 0,
         nb::arg("positions") = nb::none(), nb::arg("attachment") = nb::bytes("", 0), nb::arg("first_layer") = 0,
         nb::arg("model_layers") = nb::none(), nb::arg("first_head") = 0, nb::arg("model_heads") = nb::none(),
-        nb::arg("model") = "", nb::arg("revision") = "", nb::arg("tokenizer") = "", nb::arg("rope") = "",
-        nb::arg("salt") = "",
         "See mdkv.save and mdkv.write: to a file, or, if path is None, to memory, which is returned.");
 }
 

@@ -1,6 +1,7 @@
 """test_storing.py: layers and caches in files: the same bits afterwards, from the file's own pages, in other processes; files
 of others."""
 import copy
+import hashlib
 import json
 import os
 import pathlib
@@ -55,8 +56,8 @@ def mapping(path):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_stored_layer_goes_on_with_the_same_bits(random, tmp_path, preset, dtype):
     layers, (queries, keys, values) = layers_of(random, preset, dtype)
-    mdkv.save(tmp_path / "a", layers, model="m", tokens=range(N + 21), attachment=b"mine")
-    stored = mdkv.load(tmp_path / "a", model="m")
+    mdkv.save(tmp_path / "a", layers, identity="m", tokens=N + 21, attachment=b"mine")
+    stored = mdkv.load(tmp_path / "a", identity="m")
     assert (len(stored), stored.heads, stored.tokens, stored.attachment) == (2, H, N + 21, b"mine")
     assert (stored.first_layer, stored.model_layers, stored.first_head, stored.model_heads) == (0, 2, 0, H)
     for i, layer in enumerate(layers):
@@ -101,22 +102,23 @@ def test_attention_reads_the_files_pages(random, tmp_path):
 
 def test_bytes_in_memory(random, tmp_path):
     layers, (queries, _, _) = layers_of(random)
-    data = mdkv.write(layers, salt="s")
-    mdkv.save(tmp_path / "a", layers, salt="s")
+    data = mdkv.write(layers, identity="s")
+    mdkv.save(tmp_path / "a", layers, identity="s")
     assert data.dtype == np.uint8 and data.tobytes() == (tmp_path / "a").read_bytes()
     for copied in (data, data.tobytes(), memoryview(b"!" + data.tobytes())[1:]):
-        stored = mdkv.read(copied, salt="s")
+        stored = mdkv.read(copied, identity="s")
         assert np.array_equal(attended(stored.layer(1), queries[:, :1]), attended(layers[1], queries[:, :1]))
-    assert mdkv.write([stored.layer(0), stored.layer(1)], salt="s").tobytes() == data.tobytes()  # of a file that was read
+    assert mdkv.write([stored.layer(0), stored.layer(1)], identity="s").tobytes() == data.tobytes()  # of a file that was read
     assert len(mdkv.read(mdkv.write([]))) == 0
 
 
-def test_text_and_place(random):
+def test_place_and_identity(random):
     layers, _ = layers_of(random)
-    stored = mdkv.read(mdkv.write(layers, tokens=np.arange(600)[None], first_layer=3, model_layers=9, first_head=1, model_heads=8))
+    data = mdkv.write(layers, identity=b"\xff m", tokens=N + 21, first_layer=3, model_layers=9, first_head=1, model_heads=8)
+    stored = mdkv.read(data, identity=b"\xff m")
     assert (stored.first_layer, stored.model_layers, stored.first_head, stored.model_heads) == (3, 9, 1, 8)
-    assert stored.tokens_shared(range(700)) == stored.tokens_shared(np.arange(600)) == 600
-    assert stored.tokens_shared([*range(599), 0]) == 512 and stored.tokens_shared([]) == 0
+    assert stored.tokens == N + 21 and data[24:56].tobytes() == hashlib.sha256(b"\xff m").digest()
+    assert len(mdkv.read(mdkv.write([], identity="\udc80"), identity="\udc80")) == 0
 
 
 def test_plain_tensors_and_their_places(random):
@@ -128,8 +130,8 @@ def test_plain_tensors_and_their_places(random):
     layer, _ = prompt.pack(0, keys[:, -preset.queries:], keys, values)
     window = np.arange(N - preset.window, N)
     places = np.stack([np.concatenate([np.argsort(rungs, kind="stable"), window]) for rungs in prompt.rungs_of(0)]).astype(np.int32)
-    stored = mdkv.read(mdkv.write([layer], tokens=range(N), positions=[places]))
-    assert np.array_equal(stored.positions(0), places) and mdkv.read(mdkv.write([layer])).positions(0).shape == (0, 0)
+    stored = mdkv.read(mdkv.write([layer], tokens=N, positions=[places]))
+    assert np.array_equal(stored.positions(0), places) and mdkv.read(mdkv.write([layer])).positions(0).shape == (H, 0)
     rows = np.empty((2, H, N + 5, D), np.float16)
     for one in (layer, stored.layer(0)):
         rows[:] = 7
@@ -140,44 +142,41 @@ def test_plain_tensors_and_their_places(random):
             assert np.array_equal(there[:, window], full[:, window]) and 0 < off(there, full.astype(float)) < 0.1
     for call, message in (
             (lambda: layer.unpack(rows[0, :, :9], rows[1, :, :9]), "S = 9; a head has 600 rows"),
-            (lambda: mdkv.write([layer], tokens=range(N), positions=[]), "positions are of 0 layers, not of the 1"),
-            (lambda: mdkv.write([layer], tokens=range(N), positions=[places[:, 1:].copy()]), r"positions \[H, S\] are"),
-            (lambda: mdkv.write([layer], tokens=range(9)), "place.tokens are 9; a head of layer 0 holds 600 tokens"),
-            (lambda: mdkv.write([layer], tokens=range(N), positions=[places + 1]), "a position of head 0 lies outside")):
+            (lambda: mdkv.write([layer], tokens=N, positions=[]), "positions are of 0 layers, not of the 1"),
+            (lambda: mdkv.write([layer], tokens=N, positions=[places[:, 1:].copy()]), r"positions \[H, S\] are"),
+            (lambda: mdkv.write([layer], tokens=9), "layer 0: a head holds 600 tokens; place.tokens allows 9"),
+            (lambda: mdkv.write([layer], tokens=N, positions=[places + 1]), "a position of head 0 lies outside")):
         with pytest.raises(ValueError, match=message):
             call()
 
 
 def test_another_process_attends(random, tmp_path):
     layers, (queries, _, _) = layers_of(random)
-    mdkv.save(tmp_path / "a", layers, model="m")
+    mdkv.save(tmp_path / "a", layers, identity="m")
     np.save(tmp_path / "q.npy", queries[:, :1])
     code = ("import sys, numpy, mdkv; q = numpy.load(sys.argv[1] + '/q.npy'); o = numpy.empty_like(q);"
-            "mdkv.load(sys.argv[1] + '/a', model='m').layer(1).attend(q, o); numpy.save(sys.argv[1] + '/o.npy', o)")
+            "mdkv.load(sys.argv[1] + '/a', identity='m').layer(1).attend(q, o); numpy.save(sys.argv[1] + '/o.npy', o)")
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
     assert np.array_equal(np.load(tmp_path / "o.npy"), attended(layers[1], queries[:, :1]))
 
 
 @pytest.mark.parametrize("call,message", [
-    (lambda f, x: mdkv.load(f, model="n"), 'a: read: byte [0-9]+: the file\'s model is "m", not "n"'),
-    (lambda f, x: mdkv.load(f, model="m", salt="s"), 'salt is "", not "s"'),
-    (lambda f, x: mdkv.load(f, model="m", verify="some"), "verify is 'some'"),
-    (lambda f, x: mdkv.read(f.read_bytes()[:-64], model="m"), "the file has [0-9]+ bytes, of which there are"),
-    (lambda f, x: mdkv.read(b"no", model="m"), "fewer than a header's"),
+    (lambda f, x: mdkv.load(f, identity="n"), "a: read: byte 24: .* identity 62c66a7a5dd70c31..., not 1b16b1df538ba12d"),
+    (lambda f, x: mdkv.load(f, identity="m", verify="some"), "verify is 'some'"),
+    (lambda f, x: mdkv.read(f.read_bytes()[:-64], identity="m"), "the file has [0-9]+ bytes, of which there are"),
+    (lambda f, x: mdkv.read(b"no", identity="m"), "fewer than a header"),
     (lambda f, x: mdkv.read(bytes(500)), "no file of compressed caches"),
-    (lambda f, x: mdkv.load(f, model="m").layer(2), "layer 2 is not among the file's 2"),
-    (lambda f, x: mdkv.load(f, model="m").layer(0, 1, 2), r"heads \[1, 1 \+ 2\) are not among the 2"),
-    (lambda f, x: mdkv.load(f, model="m").tokens_shared([0.5]), "no whole numbers of 32 bits"),
-    (lambda f, x: mdkv.load(f, model="m").tokens_shared([1 << 32]), "no whole numbers of 32 bits"),
-    (lambda f, x: mdkv.load(f, model="m").layer(0).reserve(-1), "must not be negative"),
-    (lambda f, x: mdkv.save(f, x, first_layer=1, model_layers=2), "2 layers from 1 on are not among the model's 2"),
+    (lambda f, x: mdkv.load(f, identity="m").layer(2), "layer 2 is not among the file's 2"),
+    (lambda f, x: mdkv.load(f, identity="m").layer(0, 1, 2), r"heads \[1, 1 \+ 2\) are not among the 2"),
+    (lambda f, x: mdkv.load(f, identity="m").layer(0).reserve(-1), "must not be negative"),
+    (lambda f, x: mdkv.save(f, x, first_layer=1, model_layers=2), r"first_layer is 1; it must lie in \[0, 0\]"),
     (lambda f, x: mdkv.save(f, [x[0], mdkv.compress(*(np.ones((2, 40, 64), "f"),) * 3, 1.0)[0]]), "layer 1 has another element type"),
-    (lambda f, x: mdkv.save(f, x, model="m" * 70000), "identity.model has 70000 bytes; at most 65536"),
+    (lambda f, x: mdkv.save(f, x, tokens=-1), r"tokens is -1; it must lie in \[0, "),
 ])
 def test_messages(random, tmp_path, call, message):
     path = tmp_path / "a"
     layers, _ = layers_of(random)
-    mdkv.save(path, layers, model="m")
+    mdkv.save(path, layers, identity="m")
     before = path.read_bytes()
     with pytest.raises(ValueError, match=message):
         call(path, layers)
@@ -203,10 +202,10 @@ def test_every_name_of_a_file(random, tmp_path, name):
     (tmp_path / "folder").mkdir()
     path = os.fsencode(tmp_path) + b"/" + name
     for i, kind in enumerate((path, os.fsdecode(path), pathlib.Path(os.fsdecode(path)))):
-        mdkv.save(kind, layers, salt=str(i))
-        assert len(mdkv.load(kind, salt=str(i))) == 1
-        with pytest.raises(ValueError, match="salt is") as error:
-            mdkv.load(kind, salt="other")
+        mdkv.save(kind, layers, identity=str(i))
+        assert len(mdkv.load(kind, identity=str(i))) == 1
+        with pytest.raises(ValueError, match="the file is of the identity") as error:
+            mdkv.load(kind, identity="other")
         str(error.value).encode()  # fit for any output
     missing = os.fsencode(tmp_path) + b"/no/" + name
     with pytest.raises(OSError, match="(?s)no/.*: cannot be made: No such file") as error:
@@ -279,7 +278,7 @@ def test_a_full_disk_leaves_the_old_file(random, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (20000, limits[1]))
     try:
         with pytest.raises(OSError, match="cannot be written at byte"):
-            mdkv.save(path, layers, salt="s")
+            mdkv.save(path, layers, identity="s")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["a"]
@@ -338,14 +337,14 @@ def test_a_saved_cache_goes_on_with_the_same_logits(hf, tmp_path, preset, dtype)
     cache = mdkv.transformers.Cache(model.config, 0.4, preset)
     with torch.no_grad():
         model(ids[:, :160], past_key_values=cache)
-    cache.save(tmp_path / "a", ids[:, :160], model="m")
+    cache.save(tmp_path / "a", ids[:, :160], identity="m")
     go_on(torch, model, cache, ids[0, 160:180])
     path = os.fsencode(tmp_path) + b"/\xe9"
-    cache.save(path, ids[:, :180], model="m", salt="s")
+    cache.save(path, ids[:, :180], b"m s")
     with pytest.raises(ValueError, match=r"/\\xe9: the text does not begin with the 180 tokens"):
-        mdkv.transformers.Cache.load(path, model.config, ids[0, 1:], identity={"model": "m", "salt": "s"})
-    a = mdkv.transformers.Cache.load(tmp_path / "a", model.config, ids, identity={"model": "m"})
-    b = mdkv.transformers.Cache.load(path, model.config, ids, identity={"model": "m", "salt": "s"}, verify="bounds")
+        mdkv.transformers.Cache.load(path, model.config, ids[0, 1:], identity=b"m s")
+    a = mdkv.transformers.Cache.load(tmp_path / "a", model.config, ids, identity="m")
+    b = mdkv.transformers.Cache.load(path, model.config, ids, identity=b"m s", verify="bounds")
     assert (a.get_seq_length(), b.get_seq_length()) == (160, 180)
     go_on(torch, model, a, ids[0, 160:180])
     found = [go_on(torch, model, one, ids[0, 180:]) for one in (cache, a, b, copy.deepcopy(b))[:3]]
@@ -374,8 +373,8 @@ def test_tails_of_loaded_caches_are_folded_as_without_saving(hf, tmp_path, prese
     with torch.no_grad():
         model(ids[:, :160], past_key_values=cache)
     go_on(torch, model, cache, ids[0, 160:190])
-    cache.save(tmp_path / "a", ids[:, :190], model="m")
-    loaded = mdkv.transformers.Cache.load(tmp_path / "a", model.config, preset=preset, tail=16, identity={"model": "m"})
+    cache.save(tmp_path / "a", ids[:, :190], identity="m")
+    loaded = mdkv.transformers.Cache.load(tmp_path / "a", model.config, preset=preset, tail=16, identity="m")
     assert torch.equal(*(go_on(torch, model, one, ids[0, 190:]) for one in (cache, loaded)))
     assert loaded.report()["layers"] == cache.report()["layers"]
 
@@ -388,10 +387,10 @@ def test_generate_in_another_process(hf, tmp_path):
     cache = mdkv.transformers.Cache(model.config, 0.4)
     with torch.no_grad():
         model(ids[:, :140], past_key_values=cache)
-    cache.save(tmp_path / "a", ids[0, :140].tolist(), model="m")
+    cache.save(tmp_path / "a", ids[0, :140].tolist(), identity="m")
     code = ("import sys; sys.path[:0] = sys.argv[2:]; import torch, mdkv.transformers, test_transformers as t;"
             "m, ids = t.small('qwen2'), t.text(150);"
-            "c = mdkv.transformers.Cache.load(sys.argv[1], m.config, ids, identity={'model': 'm'});"
+            "c = mdkv.transformers.Cache.load(sys.argv[1], m.config, ids, identity='m');"
             "print(m.generate(ids, past_key_values=c, max_new_tokens=12, do_sample=False, attention_mask=torch.ones_like(ids)).tolist())")
     answer = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a"), *FOLDERS], capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
@@ -405,47 +404,50 @@ def test_files_that_do_not_fit_are_refused(hf, tmp_path):
     model, ids = hf.small("llama"), hf.text(120)
     cache = mdkv.transformers.Cache(model.config, 0.4)
     with pytest.raises(NotImplementedError, match="before its prompt's end"):
-        cache.save(path, [], model="m")
+        cache.save(path, [], identity="m")
     with torch.no_grad():
         model(ids[:, :100], past_key_values=cache)
     with pytest.raises(ValueError, match="there are 99 tokens; the cache holds 100"):
-        cache.save(path, ids[:, :99], model="m")
-    with pytest.raises(ValueError, match="has no name; say model="):
+        cache.save(path, ids[:, :99], identity="m")
+    with pytest.raises(ValueError, match="has no name; say identity="):
         cache.save(path, ids[:, :100])
-    cache.save(path, ids[:, :100], model="m")
+    cache.save(path, ids[:, :100], identity="m")
     packed = [layer.packed[0] for layer in cache.compressed]
-    load = lambda config=model.config, tokens=None, **identity: mdkv.transformers.Cache.load(
-        path, config, tokens, identity={"model": "m", **identity})
+    load = lambda config=model.config, tokens=None, identity="m": mdkv.transformers.Cache.load(
+        path, config, tokens, identity=identity)
     other = ids.clone()
     other[0, 7] += 1
-    with pytest.raises(ValueError, match="a: the text does not begin with the 100 tokens of the file; it shares at least the first 0"):
-        load(tokens=other)
-    with pytest.raises(ValueError, match="model is \"m\", not \"n\""):
-        load(model="n")
+    for wrong in (other, ids[:, :99]):
+        with pytest.raises(ValueError, match="a: the text does not begin with the 100 tokens of the file"):
+            load(tokens=wrong)
+    with pytest.raises(ValueError, match="a: read: byte 24: the file is of the identity"):
+        load(identity="n")
     changed = copy.deepcopy(model.config)
     changed.rope_parameters = {**changed.rope_parameters, "rope_theta": 77.0}
-    with pytest.raises(ValueError, match="the file's rope is"):
+    with pytest.raises(ValueError, match="the file is of the identity"):
         load(changed)
     for sizes in ({"num_hidden_layers": 2}, {"num_key_value_heads": 4}):
         with pytest.raises(ValueError, match="holds 3 layers from 0 on of 2 heads from 0 on; the model has"):
             load(hf.small("llama", **sizes).config)
-    rope = json.dumps(model.config.rope_parameters, sort_keys=True)
+    identity = json.dumps(model.config.rope_parameters, sort_keys=True) + "\nm"
     for attachment in (b"", b"\xff\n", b"[1]\nx", b'{"kind": 5}\n'):  # of other programs
-        mdkv.save(path, packed, model="m", rope=rope, tokens=ids[:, :100], attachment=attachment)
+        mdkv.save(path, packed, identity=identity, tokens=100, attachment=attachment)
         assert torch.equal(*(go_on(torch, model, one, ids[0, 100:]) for one in (load(), copy.deepcopy(cache))))
+        with pytest.raises(ValueError, match="a: mdkv.transformers did not write it, and its tokens are unknown"):
+            load(tokens=ids)
     for beside in ({"limits": [1], "queries": []}, {"limits": [1, 2, 3], "queries": [[1, 4, 2, 16]] * 3}):
-        mdkv.save(path, packed, model="m", rope=rope, tokens=ids[:, :100],
-                  attachment=json.dumps({"kind": "mdkv.transformers 1", **beside}).encode() + b"\n")
+        mdkv.save(path, packed, identity=identity, tokens=100,
+                  attachment=json.dumps({"kind": "mdkv.transformers 1", "text": "", **beside}).encode() + b"\n")
         with pytest.raises(ValueError, match="what mdkv.transformers wrote beside the caches is damaged"):
             load()
-    mdkv.save(path, packed, model="m", rope=rope)
+    mdkv.save(path, packed, identity=identity)
     with pytest.raises(ValueError, match="was written without its 100 tokens"):
         load()
     cache.batch_repeat_interleave(2)
     with pytest.raises(NotImplementedError, match="one sequence; the cache has 2"):
-        cache.save(path, ids[:, :100], model="m")
+        cache.save(path, ids[:, :100], identity="m")
     with pytest.raises(NotImplementedError, match="DynamicSlidingWindowLayer"):
-        mdkv.transformers.Cache(hf.small("gemma3_text").config).save(path, [], model="m")
+        mdkv.transformers.Cache(hf.small("gemma3_text").config).save(path, [], identity="m")
 
 
 @pytest.mark.parametrize("variable", ["MDKV_REFERENCE_MODEL", "MDKV_SECOND_MODEL"])
@@ -458,8 +460,8 @@ def test_a_prompt_of_a_real_model_answers_from_a_file(hf, tmp_path, variable):
     cache = mdkv.transformers.Cache(model.config, budget=0.25)
     with torch.no_grad():
         model(ids[:, :-8], past_key_values=cache)
-    cache.save(tmp_path / "a", ids[:, :-8], model=variable)
-    loaded = mdkv.transformers.Cache.load(tmp_path / "a", model.config, ids, identity={"model": variable})
+    cache.save(tmp_path / "a", ids[:, :-8], variable)
+    loaded = mdkv.transformers.Cache.load(tmp_path / "a", model.config, ids, identity=variable)
     options = dict(max_new_tokens=8, do_sample=False, attention_mask=torch.ones_like(ids))
     answers = [model.generate(ids, past_key_values=one, **options)[0, ids.shape[1]:].tolist() for one in (cache, loaded)]
     assert answers[0] == answers[1], [tokenizer.decode(one) for one in answers]

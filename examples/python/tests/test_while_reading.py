@@ -240,10 +240,10 @@ def test_beams_and_files(tmp_path):
     with torch.no_grad():
         model(ids[:, :50], **{CACHE_ARGUMENT: cache})
         with refused("saved before its prompt's end"):
-            cache.save(tmp_path / "half", ids[:, :50], model="a")
+            cache.save(tmp_path / "half", ids[:, :50], identity="a")
         model(ids[:, 50:], **{CACHE_ARGUMENT: cache})
-        cache.save(tmp_path / "whole", ids, model="a")
-        other = mdkv.transformers.Cache.load(tmp_path / "whole", model.config, ids, identity={"model": "a"}, while_reading=True)
+        cache.save(tmp_path / "whole", ids, identity="a")
+        other = mdkv.transformers.Cache.load(tmp_path / "whole", model.config, ids, identity="a", while_reading=True)
         assert torch.equal(model(ids[:, :5], **{CACHE_ARGUMENT: cache}).logits, model(ids[:, :5], **{CACHE_ARGUMENT: other}).logits)
 
 

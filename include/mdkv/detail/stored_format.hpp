@@ -1,158 +1,80 @@
-/// \file stored_format.hpp: the bytes of a stored cache: header, identity, place, layouts, and the checks that come before any use of them.
+/// \file stored_format.hpp: the bytes of a stored cache, and the checks of a layer before it is written and after it was found in a file.
 #pragma once
 
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/detail/digest.hpp>
+#include <mdkv/core/view.hpp>
+#include <mdkv/detail/check.hpp>
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
-#include <string_view>
 #include <type_traits>
 
 namespace MDKV_NAMESPACE::detail
 {
 
-// A file is a header and six sections. Numbers are little-endian, as the structs below lie in memory. Sections begin at
-// multiples of 4,096 bytes, arenas and tails at multiples of 64; gaps are zeros. Offsets count from the file's first byte.
+// A file has these parts, one behind the other. Numbers are little-endian, as the structs below lie in memory. A layer, its arena
+// and its tail begin at multiples of 64; gaps are zeros.
 //
-//   identity    5 lengths, then the texts; the header has their SHA-256
-//   place       place_record; for each 256 tokens, and for the rest, 32 bytes of a hash chain; the attachment
-//   layouts     a layer_record for each layer
-//   directory   for each layer its head_entry structs [H], then the number of appended tokens
-//   positions   for each layer [H, S] int32: the text position of every slot, or -1; S may be 0
-//   arenas      for each layer the arena, then a tail with room for exactly the appended tokens
+//   header       file_header
+//   records      a layer_record for each layer
+//   attachment   bytes of the caller's
+//   layers       of each its directory, head_entry [H]; positions, int32 [H, S], the text position of every slot, or -1; the
+//                arena; a tail with room for exactly the appended tokens
+//   checksum     CRC-32C of all before it, the last 4 bytes of a multiple of 64
 
-inline constexpr index_t page_bytes          = 4096; ///< sections begin at multiples of it
-inline constexpr index_t arena_alignment     = 64;
-inline constexpr index_t link_tokens         = 256; ///< tokens of a link of the hash chain
-inline constexpr index_t most_text           = index_t{1} << 16;
-inline constexpr index_t most_heads          = index_t{1} << 16;
-inline constexpr index_t most_dimension      = index_t{1} << 16;
-inline constexpr std::uint32_t endian_mark   = 0x01020304;
-inline constexpr std::uint16_t major_version = 2;
-inline constexpr std::uint16_t minor_version = 1; ///< 1: stand-ins may be in a rung's run
+static_assert(std::endian::native == std::endian::little,
+    "mdkv: stored caches are little-endian; on this machine keep caches in memory");
+
+inline constexpr index_t stored_alignment     = 64;
+inline constexpr index_t checksum_bytes       = sizeof(std::uint32_t);
+inline constexpr index_t most_extent          = index_t{1} << 16; ///< heads, or numbers of a key or a value
+inline constexpr std::uint16_t stored_version = 3;
 inline constexpr array<char, 8> magic{{'m', 'd', 'k', 'v', '\r', '\n', '\x1a', '\n'}};
-
-enum section : std::size_t
-{
-    identity_section,
-    place_section,
-    layout_section,
-    directory_section,
-    position_section,
-    arena_section,
-    section_count
-};
-
-struct section_record
-{
-    index_t offset;
-    index_t bytes;
-    std::uint32_t crc; ///< CRC-32C
-    std::uint32_t zero;
-};
 
 struct file_header
 {
     array<char, 8> magic;
-    std::uint32_t mark; ///< endian_mark
-    std::uint16_t major;
-    std::uint16_t minor;
-    index_t bytes;         ///< size of the file
     std::uint32_t element; ///< 1: float, 2: half, 3: bfloat16
-    std::uint32_t sections;
-    sha256::digest identity;
-    array<section_record, section_count> table;
-    std::uint32_t zero;
-    std::uint32_t crc; ///< CRC-32C of all before it
-};
-
-struct place_record
-{
-    index_t first_layer, layers, model_layers;
-    index_t first_head, heads, model_heads;
+    std::uint16_t version; ///< at byte 12 of every version
+    std::uint16_t zero;
+    index_t bytes; ///< size of the file
+    array<std::uint8_t, 32> identity;
+    index_t layers, model_layers, first_layer;
+    index_t heads, model_heads, first_head;
     index_t tokens;
     index_t attachment; ///< bytes
 };
 
-struct rung_record
-{
-    std::int32_t keys;   ///< coordinates
-    std::int32_t values; ///< coordinates
-    std::uint8_t kind;
-    std::uint8_t in_basis;
-    std::uint16_t zero;
-};
-
 struct layer_record
 {
-    index_t arena, arena_bytes;
-    index_t directory;
-    index_t tail, tail_tokens;
-    index_t positions, slot_count;
-    index_t heads, window, key_dim, value_dim;
-    std::uint32_t rungs, full_rung;
-    std::uint32_t scale;     ///< bits of a float
-    std::uint32_t stand_ins; ///< 1 + the rung whose run ends with the stand-ins; 0: the exact run has them
-    array<rung_record, max_rungs> rung;
+    index_t begin;      ///< where the layer's part of the file begins
+    index_t slot_count; ///< S of its positions, or 0
+    index_t arena_bytes;
+    index_t appended; ///< tokens of the tail
+    index_t window, key_dim, value_dim;
+    std::uint32_t rungs, stand_in_run;
+    std::uint32_t scale; ///< bits of a float
+    std::uint32_t zero;
+    array<std::int32_t, max_rungs> keys, values; ///< coordinates of each rung
+    array<std::uint8_t, max_rungs> kinds, in_basis;
 };
 
 // The directory is stored as attention reads it, because a file is read where it lies.
 static_assert(sizeof(head_entry) == 456
               && std::is_trivially_copyable_v<head_entry> && std::has_unique_object_representations_v<head_entry>);
-static_assert(sizeof(file_header) == 216 && std::has_unique_object_representations_v<file_header>);
-static_assert(sizeof(place_record) == 64 && std::has_unique_object_representations_v<place_record>);
-static_assert(sizeof(layer_record) == 296 && std::has_unique_object_representations_v<layer_record>);
+static_assert(sizeof(file_header) == 120 && std::has_unique_object_representations_v<file_header>);
+static_assert(sizeof(layer_record) == 232 && std::has_unique_object_representations_v<layer_record>);
 
-template <class Record>
-[[nodiscard]] Record record_at(std::byte const* bytes) noexcept
+/// The next multiple of the alignment.
+[[nodiscard]] constexpr index_t aligned(index_t x)
 {
-    return load_at<Record>(static_cast<void const*>(bytes));
-}
-
-inline constexpr char const* text_names[]{"model", "revision", "tokenizer", "rope", "salt"};
-
-/// The digest of an identity's texts.
-[[nodiscard]] inline sha256::digest digest_of(array<std::string_view, 5> const& texts) noexcept
-{
-    sha256 all;
-    for (std::string_view const text : texts)
-    {
-        auto const size = static_cast<std::uint64_t>(text.size());
-        all.add(&size, sizeof size);
-        all.add(text.data(), text.size());
-    }
-    return all.finish();
-}
-
-/// The link of a hash chain behind `before`.
-[[nodiscard]] inline sha256::digest link_of(sha256::digest const& before, std::span<std::int32_t const> tokens) noexcept
-{
-    sha256 all;
-    all.add(before.data(), before.size());
-    all.add(tokens.data(), tokens.size_bytes());
-    return all.finish();
-}
-
-[[nodiscard]] constexpr index_t links_of(index_t tokens) noexcept
-{
-    return (tokens + link_tokens - 1) / link_tokens;
-}
-
-[[nodiscard]] constexpr index_t up_to(index_t alignment, index_t x)
-{
-    return checked_add(x, alignment - 1) / alignment * alignment;
-}
-
-/// Bytes of a layer's directory.
-[[nodiscard]] constexpr index_t directory_bytes(index_t heads) noexcept
-{
-    return heads * index_t{sizeof(head_entry)} + index_t{sizeof(index_t)};
+    return checked_add(x, stored_alignment - 1) / stored_alignment * stored_alignment;
 }
 
 /// Bytes of a tail with room for `tokens` tokens.
@@ -161,106 +83,139 @@ inline constexpr char const* text_names[]{"model", "revision", "tokenizer", "rop
     return checked_multiply(layout.heads * (layout.dims.keys + layout.dims.values) * element_bytes, tokens);
 }
 
-/// Whether n positions are those of a text's tokens, or -1.
-[[nodiscard]] inline bool positions_within(std::int32_t const* positions, index_t n, index_t tokens) noexcept
+/// Tokens in a cache's tail.
+template <class T>
+[[nodiscard]] index_t appended_tokens(cache_view<T, space::host> const& cache) noexcept
 {
-    bool good = true;
-    for (index_t i = 0; i < n; ++i)
-    {
-        good = good & (positions[i] >= -1) & (positions[i] < tokens); // no branch: compared by vectors
-    }
-    return good;
+    return cache.layout.heads == 0 ? 0 : std::min(*cache.appended, cache.tail_capacity);
 }
 
-/// The layout of a record. Messages begin with `call` and `where`, e.g. "read: byte " and the record's offset.
-/// \throws invalid_argument   no ratio set makes such a layout
-[[nodiscard]] inline cache_layout layout_of(layer_record const& from, char const* call, index_t where)
+/// Where the attachment ends, for checked counts.
+[[nodiscard]] constexpr index_t end_of_attachment(file_header const& file)
 {
-    auto const expects_in = [&](char const* name, index_t x, index_t least, index_t most) {
-        expects(
-            x >= least && x <= most, call, where, ": ", name, " is ", x, "; it must lie in [", least, ", ", most, "]");
-    };
-    expects_in("the number of heads", from.heads, 0, most_heads);
-    expects_in("the window", from.window, 0, INT32_MAX);
-    expects_in("the dimension of keys", from.key_dim, from.heads > 0 ? 1 : 0, most_dimension);
-    expects_in("the dimension of values", from.value_dim, from.heads > 0 ? 1 : 0, most_dimension);
-    expects_in("the number of rungs", from.rungs, 0, max_rungs);
-    expects_in("the full rung", from.full_rung, 0, from.rungs);
-    expects_in("the run of stand-ins", from.stand_ins, 0, from.rungs);
+    return checked_add(index_t{sizeof file} + file.layers * index_t{sizeof(layer_record)}, file.attachment);
+}
+
+/// Where the parts of a layer begin, from numbers that layout_of has checked.
+struct layer_parts
+{
+    index_t positions, arena, tail, end;
+
+    constexpr layer_parts(layer_record const& layer, cache_layout const& layout, index_t element_bytes)
+        : positions{checked_add(layer.begin, layout.heads * index_t{sizeof(head_entry)})}
+        , arena{aligned(checked_add(positions, layout.heads * layer.slot_count * index_t{sizeof(std::int32_t)}))}
+        , tail{aligned(checked_add(arena, layer.arena_bytes))}
+        , end{checked_add(tail, tail_bytes(layout, layer.appended, element_bytes))}
+    {}
+};
+
+/// Messages of checks begin with `call` and the number of a layer.
+inline void expects_in(char const* call, index_t layer, char const* name, index_t x, index_t least, index_t most)
+{
+    expects(x >= least && x <= most, call, layer, ": ", name, " is ", x, "; it must lie in [", least, ", ", most, "]");
+}
+
+/// Checks a header's layers, heads, tokens and attachment.
+inline void expects_place(char const* call, file_header const& file)
+{
+    expects_in(call, file.first_layer, "the number of layers", file.layers, 0, INT32_MAX);
+    expects_in(call, file.first_layer, "model_layers", file.model_layers, file.layers, INT64_MAX);
+    expects_in(call, file.first_layer, "first_layer", file.first_layer, 0, file.model_layers - file.layers);
+    expects_in(call, file.first_layer, "the number of heads", file.heads, 0, most_extent);
+    expects_in(call, file.first_layer, "model_heads", file.model_heads, file.heads, INT64_MAX);
+    expects_in(call, file.first_layer, "first_head", file.first_head, 0, file.model_heads - file.heads);
+    expects_in(call, file.first_layer, "tokens", file.tokens, 0, INT32_MAX);
+    expects_in(call, file.first_layer, "the attachment's size", file.attachment, 0, INT64_MAX);
+}
+
+/// The layout of a layer's record, all of whose numbers are checked but `begin`.
+/// \throws invalid_argument   no ratio set makes such a layout, or a number is out of its range
+[[nodiscard]] inline cache_layout layout_of(char const* call, index_t layer, layer_record const& from, index_t heads)
+{
+    expects_in(call, layer, "the number of slots with a position", from.slot_count, 0, INT32_MAX);
+    expects_in(call, layer, "the size of the arena", from.arena_bytes, 0, INT64_MAX);
+    expects_in(call, layer, "the number of appended tokens", from.appended, 0, INT32_MAX);
+    expects_in(call, layer, "the window", from.window, 0, INT32_MAX);
+    expects_in(call, layer, "the dimension of keys", from.key_dim, heads > 0 ? 1 : 0, most_extent);
+    expects_in(call, layer, "the dimension of values", from.value_dim, heads > 0 ? 1 : 0, most_extent);
+    expects_in(call, layer, "the number of rungs", from.rungs, 0, max_rungs);
     cache_layout to;
-    to.heads     = from.heads;
-    to.window    = from.window;
-    to.dims      = {from.key_dim, from.value_dim};
-    to.rungs     = from.rungs;
-    to.full_rung = from.full_rung;
-    to.stand_in_run = from.stand_ins > 0 ? from.stand_ins - 1 : to.rungs;
-    to.scale     = float_of_bits(from.scale);
-    expects(to.scale >= 0.0F && to.scale <= (std::numeric_limits<float>::max)(), call, where, ": the scale is ",
-        to.scale, "; it must be finite and not negative");
+    to.heads        = heads;
+    to.window       = from.window;
+    to.dims         = {from.key_dim, from.value_dim};
+    to.rungs        = from.rungs;
+    to.full_rung    = from.rungs;
+    to.stand_in_run = from.stand_in_run;
+    to.scale        = float_of_bits(from.scale);
+    expects_not_negative(call, "the layer's scale", to.scale);
     for (std::size_t r = 0; r < to.rungs; ++r)
     {
-        rung_record const& rung = from.rung[r];
-        bool const dropped      = r == 0 && rung.keys == 0 && rung.values == 0 && rung.kind == 0 && rung.in_basis == 0;
-        bool const all_coordinates = rung.keys == from.key_dim && rung.values == from.value_dim;
-        bool const some =
-            rung.keys >= 1 && rung.keys <= from.key_dim && rung.values >= 1 && rung.values <= from.value_dim;
-        bool const full = all_coordinates && rung.kind == 0 && rung.in_basis == 0;
-        expects(rung.kind <= 2 && rung.in_basis <= 1 && full == (r == to.full_rung)
-                    && (dropped || (rung.in_basis == 1 ? some : all_coordinates)),
-            call, where, ": rung ", r, " keeps ", rung.keys, " and ", rung.values, " of ", from.key_dim, " and ",
-            from.value_dim, " coordinates as kind ", int{rung.kind}, ", ", int{rung.in_basis},
-            " in the basis; there is no such rung");
-        to.key_coordinates[r]   = rung.keys;
-        to.value_coordinates[r] = rung.values;
-        to.kinds[r]             = static_cast<storage>(rung.kind);
-        to.in_basis[r]          = rung.in_basis == 1;
+        auto const [keys, values] = head_dims{from.keys[r], from.values[r]};
+        bool const all            = keys == from.key_dim && values == from.value_dim;
+        bool const some           = keys >= 1 && keys <= from.key_dim && values >= 1 && values <= from.value_dim;
+        bool const plain          = from.kinds[r] == 0 && from.in_basis[r] == 0;
+        bool const dropped        = plain && r == 0 && keys == 0 && values == 0;
+        expects(from.kinds[r] <= 2 && from.in_basis[r] <= 1 && (from.in_basis[r] == 1 ? some : all || dropped)
+                    && !(plain && all && to.full_rung < r),
+            call, layer, ": there is no rung that stores ", keys, " and ", values, " coordinates like number ", r);
+        if (plain && all) { to.full_rung = r; }
+        to.key_coordinates[r]   = keys;
+        to.value_coordinates[r] = values;
+        to.kinds[r]             = static_cast<storage>(from.kinds[r]);
+        to.in_basis[r]          = from.in_basis[r] == 1;
     }
-    expects(to.stand_ins_fit(), call, where, ": stand-ins are at rung ", to.stand_in_run,
-        ", which stores no whole vectors in a run of "
-        "its own");
+    expects(to.stand_ins_fit(), call, layer, ": stand-ins are at rung ", to.stand_in_run,
+        ", which stores no whole vectors in a run of its own");
     return to;
 }
 
-/// Checks that a directory is the one that the layout and its numbers of tokens give, and lies inside of the arena.
-/// \return the most slots of a head
+/// Checks that a layer's directory is the one that its layout and its numbers of tokens give, and lies inside of the arena; that
+/// a text of `tokens` tokens, unless it is none, has all that a head holds; and that positions, if there are any, are those of
+/// its tokens, or -1.
 /// \throws invalid_argument   naming the head
 template <element T>
-index_t expects_directory(cache_layout const& layout, head_entry const* heads, index_t arena_bytes, index_t appended,
-    char const* call, index_t where)
+void expects_layer(char const* call, index_t layer, cache_view<T const, space::host> const& cache,
+    view<std::int32_t const, 2, space::host> const& positions, index_t tokens)
 {
-    index_t offset = 0;
-    index_t most   = 0;
+    cache_layout const& layout = cache.layout;
+    index_t offset             = 0;
+    index_t most               = 0; // slots of a head
     for (index_t h = 0; h < layout.heads; ++h)
     {
-        head_entry const given = heads[h];
-        auto const counted     = [](index_t n) { return n >= 0 && n <= INT32_MAX; };
-        bool good              = counted(given.exact.tokens) && counted(given.stand_ins);
-        // tokens of a run that have slots
-        auto const slots_of = [&](std::size_t run, index_t n) {
-            return good && run == layout.stand_in_run ? n - given.stand_ins : n;
+        // A number that is none of tokens is clamped, and the entry that is made from it is another one.
+        auto const clamped      = [](index_t n) { return std::clamp(n, index_t{0}, index_t{INT32_MAX}); };
+        head_entry const given  = cache.heads[h];
+        index_t const stand_ins = clamped(given.stand_ins);
+        auto const slots_of     = [&](run_entry const& run, std::size_t r) {
+            return clamped(clamped(run.tokens) - (r == layout.stand_in_run ? stand_ins : 0));
         };
-        index_t const exact = good ? slots_of(layout.rungs, given.exact.tokens) : 0;
-        index_t slot_count  = exact + appended;
-        array<index_t, max_rungs> tokens{};
+        index_t const exact = slots_of(given.exact, layout.rungs);
+        index_t slots       = exact + appended_tokens(cache);
+        array<index_t, max_rungs> at_rung{};
         for (std::size_t r = 0; r < layout.rungs; ++r)
         {
-            if (r == layout.full_rung) { tokens[r] = exact - layout.window; }
-            else if (layout.own_run(r) && counted(given.runs[r].tokens))
-            {
-                slot_count += tokens[r] = slots_of(r, given.runs[r].tokens);
-                good                    = good && tokens[r] >= 0;
-            }
+            if (layout.own_run(r)) { slots += at_rung[r] = slots_of(given.runs[r], r); }
+            if (r == layout.full_rung) { at_rung[r] = clamped(exact - layout.window); }
         }
-        good = good && exact >= layout.window && (layout.full_rung < layout.rungs || exact == layout.window);
         head_entry right;
-        if (good) { offset = lay_out_head<T>(layout, tokens, offset, right, given.stand_ins); }
-        expects(good && right == given && offset <= arena_bytes, call, where, ": the directory's entry of head ", h,
-            " is none that the layout gives inside of an arena of ", arena_bytes, " bytes");
-        most = slot_count > most ? slot_count : most;
+        offset = lay_out_head<T>(layout, at_rung, offset, right, stand_ins);
+        expects(right == given && offset <= cache.arena_bytes, call, layer, ": the directory's entry of head ", h,
+            " is none that the layout gives inside of an arena of ", cache.arena_bytes, " bytes");
+        most = std::max(most, slots);
     }
-    expects<size_overflow>(
-        most <= INT32_MAX, call, where, ": a head has ", most, " tokens; at most ", INT32_MAX, " can be stored");
-    return most;
+    index_t const limit = tokens > 0 ? tokens : INT32_MAX;
+    expects(most <= limit, call, layer, ": a head holds ", most, " tokens; place.tokens allows ", limit);
+    expects(positions.empty() || (positions.extent(0) == layout.heads && positions.extent(1) >= most), call, layer,
+        ": positions [H, S] are [", positions.extent(0), ", ", positions.extent(1), "]; the cache has ", layout.heads,
+        " heads of at most ", most, " slots");
+    for (index_t h = 0; h < positions.extent(0); ++h)
+    {
+        std::span const row{positions.row(h), static_cast<std::size_t>(positions.extent(1))};
+        bool good = true;
+        for (std::int32_t const x : row) { good = good & (x >= -1) & (x < tokens); } // no branch: compared by vectors
+        expects(
+            good, call, layer, ": a position of head ", h, " lies outside of [-1, ", tokens, "), the text's tokens");
+    }
 }
 
 } // namespace MDKV_NAMESPACE::detail

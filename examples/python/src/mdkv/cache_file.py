@@ -1,11 +1,12 @@
 """cache_file.py: a cache of transformers as a stored cache, and back."""
+import hashlib
 import json
 
 import torch
 
 import mdkv
 from mdkv.cache_layer import CacheLayer
-from mdkv.storing import shown
+from mdkv.storing import as_bytes, shown
 
 _KIND = "mdkv.transformers 1"
 
@@ -18,22 +19,22 @@ def save(cache, path, tokens, identity):
         raise NotImplementedError("mdkv: a cache cannot be saved before its prompt's end")
     if first.batch != 1:
         raise NotImplementedError(f"mdkv: a file holds one sequence; the cache has {first.batch}")
-    tokens = torch.as_tensor(tokens).reshape(-1).tolist()
+    tokens = _list_of(tokens)
     if len(tokens) != first.lengths()[0]:
         raise ValueError(f"mdkv: there are {len(tokens)} tokens; the cache holds {first.lengths()[0]}, without padding. The last "
                          "token that generate returns is in no cache yet")
     queries = [layer.queries for layer in layers if layer.queries is not None]
-    beside = {"kind": _KIND, "limits": [layer.limits[0] for layer in layers],
+    beside = {"kind": _KIND, "text": _text_of(tokens), "limits": [layer.limits[0] for layer in layers],
               "queries": [list(one.shape) for one in queries]}
     beside = [json.dumps(beside).encode() + b"\n", *(one.contiguous().view(torch.uint8).numpy().tobytes() for one in queries)]
-    mdkv.save(path, [layer.packed[0] for layer in layers], tokens=tokens, attachment=b"".join(beside),
-              **_identity(cache.config, identity))
+    mdkv.save(path, [layer.packed[0] for layer in layers], tokens=len(tokens), attachment=b"".join(beside),
+              identity=_identity(cache.config, identity))
 
 
 def load(cache, path, tokens, verify, identity):
     """See Cache.load; `cache` is empty."""
     layers, name = _layers_of(cache), shown(path)
-    stored = mdkv.load(path, verify=verify, backend=cache.backend, **_identity(cache.config, identity))
+    stored = mdkv.load(path, verify=verify, backend=cache.backend, identity=_identity(cache.config, identity))
     heads = getattr(cache.config, "num_key_value_heads", None) or cache.config.num_attention_heads
     if stored.first_layer or stored.first_head or (len(stored), stored.heads) != (len(layers), heads):
         raise ValueError(f"{name}: holds {len(stored)} layers from {stored.first_layer} on of {stored.heads} heads from "
@@ -41,11 +42,12 @@ def load(cache, path, tokens, verify, identity):
     packed = [stored.layer(i) for i in range(len(layers))]
     if any(one.tokens != stored.tokens for one in packed):
         raise ValueError(f"{name}: was written without its {packed[0].tokens} tokens")
-    if tokens is not None and (shared := stored.tokens_shared(tokens)) != stored.tokens:
-        raise ValueError(f"{name}: the text does not begin with the {stored.tokens} tokens of the file; it shares at least the "
-                         f"first {shared}")
     dtype = getattr(torch, stored.dtype)
-    limits, queries = _beside(name, stored.attachment, packed, dtype)
+    text, limits, queries = _beside(name, stored.attachment, packed, dtype)
+    if tokens is not None and text is None:
+        raise ValueError(f"{name}: mdkv.transformers did not write it, and its tokens are unknown; tokens=None compares none")
+    if tokens is not None and text != _text_of(_list_of(tokens)[:stored.tokens]):
+        raise ValueError(f"{name}: the text does not begin with the {stored.tokens} tokens of the file")
     for layer, one, limit, last in zip(layers, packed, limits, queries):
         layer.batch, layer.heads, layer.key_dim, layer.value_dim = 1, heads, one.key_dim, one.value_dim
         layer.dtype, layer.device, layer.is_initialized = dtype, torch.device("cpu"), True
@@ -64,24 +66,33 @@ def _layers_of(cache):
 
 
 def _identity(config, given):
-    rope = getattr(config, "rope_parameters", None) or {}
-    found = {"model": config._name_or_path, "revision": getattr(config, "_commit_hash", None) or "",
-             "rope": json.dumps(rope, sort_keys=True, default=str), **given}
-    if not found["model"]:
-        raise ValueError("mdkv: the model's configuration has no name; say model=")
-    return found
+    """The configuration's encoding of positions, and the identity that was given, or the model's name and commit."""
+    if given is None and not config._name_or_path:
+        raise ValueError("mdkv: the model's configuration has no name; say identity=")
+    if given is None:
+        given = json.dumps([config._name_or_path, getattr(config, "_commit_hash", None) or ""])
+    rope = json.dumps(getattr(config, "rope_parameters", None) or {}, sort_keys=True, default=str)
+    return rope.encode() + b"\n" + as_bytes(given)
+
+
+def _list_of(tokens):
+    return torch.as_tensor(tokens).reshape(-1).tolist()
+
+
+def _text_of(tokens):
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
 
 def _beside(name, attachment, packed, dtype):
-    """Limits of the layers' bytes, and their last queries [1, H*G, n, D] or None, of an attachment that `save` made; by default
-    those of any other file."""
-    none = [one.bytes["arena"] for one in packed], [None] * len(packed)
+    """The text's SHA-256, limits of the layers' bytes, and their last queries [1, H*G, n, D] or None, of an attachment that `save`
+    made; for any other file no text, and the limits that it has."""
+    none = None, [one.bytes["arena"] for one in packed], [None] * len(packed)
     head, _, rest = attachment.partition(b"\n")
     try:
         beside = json.loads(head)
         if beside["kind"] != _KIND:
             return none
-        limits, shapes = beside["limits"], beside["queries"]
+        text, limits, shapes = beside["text"], beside["limits"], beside["queries"]
         sizes = [torch.Size(shape).numel() * dtype.itemsize for shape in shapes]
         good = len(limits) == len(packed) and len(shapes) in (0, len(packed)) and sum(sizes) == len(rest)
         good = good and all(isinstance(limit, int) for limit in limits) and all(size > 0 for size in sizes)
@@ -93,4 +104,4 @@ def _beside(name, attachment, packed, dtype):
     for shape, size in zip(shapes, sizes):
         queries.append(data[:size].view(dtype).reshape(shape).clone())
         data = data[size:]
-    return limits, queries or none[1]
+    return text, limits, queries or none[2]

@@ -1,4 +1,5 @@
 """storing.py: layers as files that other processes attend to where they lie."""
+import hashlib
 import mmap
 import os
 import stat
@@ -8,16 +9,16 @@ import numpy
 from . import _module
 
 
-def save(path, layers, **options):
+def save(path, layers, *, identity="", **options):
     """Writes the `mdkv.Layer`s of neighbouring layers of one sequence to a file, which `load` maps. Options:
 
-    tokens                     numbers of all tokens of the text, appended ones included; only hashes are stored. Without them a
-                               layer that is loaded counts in `Layer.tokens` the tokens that are stored, and no dropped ones
+    identity                   text or bytes for all that must agree: model, revision, encoding of positions, a secret of one
+                               tenant. `load` refuses another; the file holds its SHA-256
+    tokens                     number of all tokens of the text, appended ones included. Without it a layer that is loaded counts in
+                               `Layer.tokens` the tokens that are stored, and no dropped ones
     positions                  of each layer int32 [H, S]: the place in the text of each token in the order of the cache, or -1,
                                for engines that need plain tensors (`Layer.unpack`); by default none
     attachment                 bytes of your own
-    model, revision, tokenizer, rope, salt
-                               texts that say which model the caches are of; `load` refuses others
     first_layer, model_layers, first_head, model_heads
                                the part of the model that these layers are; by default all of it
 
@@ -26,27 +27,27 @@ def save(path, layers, **options):
     or a pipe that a process reads stays, too, and takes the bytes as they come. Raises ValueError with the library's message
     before anything is written, and OSError if the file cannot be written; then the old file is still there.
     """
-    _module.write(os.fspath(path), layers, **options)
+    _module.write(os.fspath(path), layers, _digest(identity), **options)
 
 
-def write(layers, **options):
+def write(layers, *, identity="", **options):
     """The bytes that `save` would write, as a NumPy array uint8, e.g. to send them; `read` takes them."""
-    return _module.write(None, layers, **options)
+    return _module.write(None, layers, _digest(identity), **options)
 
 
-def load(path, *, verify="everything", backend=None, **identity):
+def load(path, *, identity="", verify="everything", backend=None):
     """The `mdkv.Stored` caches of a file, which is mapped: nothing is copied, and processes share its pages.
 
-        mdkv.load("prompt.mdkv", model="...").layer(7).attend(query, output)
+        mdkv.load("prompt.mdkv", identity="...").layer(7).attend(query, output)
 
-    identity   model, revision, tokenizer, rope, salt, as they were given to `save`
-    verify     "everything": compare checksums, which reads the file once. "bounds": leave them out; everything that decides an
+    identity   as it was given to `save`
+    verify     "everything": compare the checksum, which reads the file once. "bounds": leave it out; everything that decides an
                access is checked in either case, so that a file of a stranger's is refused or attended without an access outside
     backend    `mdkv.Backend` of the layers; None: one thread
 
     The file may be replaced or removed while it is in use, but must not be changed or truncated: that ends the process.
-    Raises ValueError with the library's message for a file of another model, a damaged one, and one that is none, and OSError for
-    what cannot be opened or mapped, such as a pipe, whose bytes `read` takes.
+    Raises ValueError with the library's message for a file of another identity, a damaged one, and one that is none, and OSError
+    for what cannot be opened or mapped, such as a pipe, whose bytes `read` takes.
     """
     name = shown(path)
     with open(path, "rb", opener=_open_at_once) as file:
@@ -57,7 +58,7 @@ def load(path, *, verify="everything", backend=None, **identity):
             raise ValueError(f"{name}: the file is empty")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
-        return read(mapped, verify=verify, backend=backend, **identity)
+        return read(mapped, identity=identity, verify=verify, backend=backend)
     except ValueError as problem:
         raise type(problem)(f"{name}: {problem}") from None
 
@@ -72,9 +73,18 @@ def _open_at_once(path, flags):
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read(data, *, verify="everything", backend=None, **identity):
+def read(data, *, identity="", verify="everything", backend=None):
     """As `load`, of bytes in memory: anything with the buffer protocol. They are copied unless they lie at a multiple of 64, as
     those of `write` and of `mmap` do."""
     if verify not in ("everything", "bounds"):
         raise ValueError(f"mdkv: verify is {verify!r}; there are \"everything\" and \"bounds\"")
-    return _module.Stored(numpy.frombuffer(data, numpy.uint8), everything=verify == "everything", backend=backend, **identity)
+    data = numpy.frombuffer(data, numpy.uint8)
+    return _module.Stored(data, _digest(identity), everything=verify == "everything", backend=backend)
+
+
+def as_bytes(identity):
+    return identity.encode(errors="surrogatepass") if isinstance(identity, str) else identity
+
+
+def _digest(identity):
+    return hashlib.sha256(as_bytes(identity)).digest()

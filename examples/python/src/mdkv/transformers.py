@@ -141,12 +141,12 @@ class Cache(cache_utils.Cache):
                 "uncompressed_bytes": sum(one.token_bytes() * sum(one.lengths()) for one in self.compressed),
                 "other_bytes": other, "scratch_bytes": scratch, "layers": layers}
 
-    def save(self, path, tokens, **identity):
+    def save(self, path, tokens, identity=None):
         """Writes the cache of one sequence to a file, from which `load` goes on in any process.
 
         tokens     numbers of the tokens that the cache holds, without padding: of ids that generate returned all but the last
-        identity   model, revision, tokenizer, rope, salt: texts that must agree when the file is loaded. If they are not given,
-                   model is the name by which the model was loaded, revision its commit, rope its parameters of positions
+        identity   text or bytes that must agree when the file is loaded, as the configuration's parameters of positions must;
+                   None: the name by which the model was loaded, and its commit
 
         Atomic: see `mdkv.save`. Raises ValueError for arguments, and NotImplementedError for several sequences, before the
         prompt's end, and for models with layers that stay transformers' own.
@@ -154,7 +154,7 @@ class Cache(cache_utils.Cache):
         cache_file.save(self, path, tokens, identity)
 
     @classmethod
-    def load(cls, path, config, tokens=None, *, verify="everything", identity={}, **options):
+    def load(cls, path, config, tokens=None, *, verify="everything", identity=None, **options):
         """A cache that goes on where the saved one was: its compressed part lies in the mapped file (`mdkv.load`).
 
             cache = mdkv.transformers.Cache.load("prompt.mdkv", model.config, ids)
@@ -162,7 +162,7 @@ class Cache(cache_utils.Cache):
 
         config     the model's own, as for `Cache`
         tokens     text that must begin with the saved tokens; None: not compared
-        identity   as it was given to `save`, as a dictionary
+        identity   as it was given to `save`
         options    those of `Cache`; they hold for a prompt after `reset` and for folding the tail
         Raises ValueError for a file of another model, text or kind, naming it, and for a damaged one.
         """
