@@ -36,7 +36,7 @@ float stored_value(mdkv::detail::run_rows const& rows, index_t t, int c)
     if (rows.kind == storage::plain) { return widen(detail::load_at<T>(rows.begin + rows.coordinate(t, c))); }
     detail::coded_group const group = rows.group(t, c / int{quantised_group});
     auto const at                   = [&](int place) { return rows.begin + rows.tile(t) + place; };
-    auto const half_at              = [&](int place) { return widen(detail::load_at<half>(at(place))); };
+    auto const half_at              = [&](int place) { return widen(detail::load_at<mdkv::half>(at(place))); };
     auto const i                    = static_cast<int>(t % tile_tokens);
     int const j                     = c % int{quantised_group};
     auto const byte                 = static_cast<int>(*at(group.code(i, j % group.bytes)));

@@ -73,7 +73,8 @@ MDKV_HD void for_neighbours(Team const& t, int tokens, int coordinates, Body con
         t, tokens, coordinates - done, [&](int i, int c) { body(i, done + c, std::integral_constant<int, 1>{}); });
 }
 
-/// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where token i begins.
+/// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where token i begins. A backend may have an overload
+/// of its own.
 template <team Team, class Row>
 MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const& row, float* to)
 {
