@@ -99,12 +99,13 @@ private:
             return;
         }
         constexpr int lanes = Team::lanes;
+        T const* const from = columns.from.row(h, 0) + first;
         for (int i = member(t); i < depth * (tile / lanes); i += members(t))
         {
             int const k = i / (tile / lanes);
             int const c = i % (tile / lanes) * lanes;
             float x[std::size_t{lanes}]{};
-            widen_some(t, columns.from.row(h, k) + first + c, count - c, x);
+            widen_some(t, from + k * columns.from.stride(1) + c, count - c, x);
             for (int l = 0; l < lanes; ++l) { to[k * tile + c + l] = x[l]; }
         }
     }

@@ -142,16 +142,17 @@ struct attend_dropped
         t.sync();
         for (index_t r = 0; r < rows; ++r)
         {
-            float* const x     = attention.row(h, r) + first;
-            float const total  = lse_of_row(lse, h, rows, r); // over all keys that the row sees
-            index_t const last = first_query + r % lse.extent(1) - from - first;
+            float* const x    = attention.row(h, r) + first;
+            float const total = lse_of_row(lse, h, rows, r); // over all keys that the row sees
+            index_t const end = first_query + r % lse.extent(1) - from - first + 1;
+            auto const seen   = static_cast<int>(end < count ? end : count);
             for (int i = member(t) * lanes; i < count; i += members(t) * lanes)
             {
                 float power[std::size_t{lanes}];
                 for (int l = 0; l < lanes; ++l)
                 {
-                    bool const seen = i + l < count && i + l <= last && cluster[i + l] != no_cluster;
-                    power[l]        = !seen ? -1000.0F : x[i + l] < total ? x[i + l] - total : 0.0F;
+                    bool const attends = i + l < seen && cluster[i + l] != no_cluster;
+                    power[l]           = !attends ? -1000.0F : x[i + l] < total ? x[i + l] - total : 0.0F;
                 }
                 powers_of_two(t, power, x + i);
             }

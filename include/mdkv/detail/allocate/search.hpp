@@ -78,10 +78,11 @@ template <team Team, class Body>
         for (std::size_t j = any_lane(t, hits[0]) ? 1 : count; j < count; ++j)
         {
             if (!any_lane(t, hits[j])) { continue; }
+            index_t const step = opened.rungs.cost[j] - opened.rungs.cost[j - 1];
             for (int l = 0; l < lanes; ++l)
             {
                 auto const at = static_cast<std::uint32_t>(lane(above[j], l));
-                if (lane(hits[j], l) != 0) { body(i + l, at, opened.rungs.cost[j] - opened.rungs.cost[j - 1]); }
+                if (lane(hits[j], l) != 0) { body(i + l, at, step); }
             }
         }
     }
