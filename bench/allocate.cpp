@@ -17,7 +17,6 @@
 
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -25,7 +24,6 @@
 #include <cstring>
 #include <memory_resource>
 #include <random>
-#include <string>
 #include <vector>
 
 #include <mdkv/core/types.hpp>

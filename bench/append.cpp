@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <cstring>
-#include <span>
 #include <vector>
 
 #include <benchmark/benchmark.h>

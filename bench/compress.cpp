@@ -13,7 +13,6 @@
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <random>
 #include <vector>

@@ -17,8 +17,6 @@
 namespace
 {
 
-using mdkv::index_t;
-
 /// a: pack; b: memcpy of the packed bytes, by one thread.
 void pack_against_copy(benchmark::State& state)
 {

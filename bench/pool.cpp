@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstring>
 #include <memory_resource>
-#include <vector>
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>

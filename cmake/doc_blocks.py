@@ -49,7 +49,7 @@ def sources(code, given):
         return [f"{given}\n{code}"]
     includes = "\n".join(line for line in given.splitlines() if line.lstrip().startswith("#"))
     given = "\n".join(line for line in given.splitlines() if not line.lstrip().startswith("#"))
-    head = f"{PRELUDE}{includes}\n"
+    head = f'#include "prelude.hpp"\n{includes}\n'
     return [f"{head}{given}\n{code}", f"{head}void block()\n{{\n{given}\n{code}\n}}\n"]
 
 
@@ -84,6 +84,10 @@ def main():
 
     compiled, left_out, failed = 0, 0, 0
     with tempfile.TemporaryDirectory() as folder:
+        prelude = Path(folder) / "prelude.hpp"
+        prelude.write_text(PRELUDE, encoding="utf-8")
+        # g++ reads it compiled; other compilers read the header itself.
+        subprocess.run([arguments.compiler, f"@{arguments.flags}", "-x", "c++-header", "-o", f"{prelude}.gch", prelude], check=True)
         for page in arguments.pages:
             for line, columns, width in uneven_rows(page):
                 failed += 1

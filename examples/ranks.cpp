@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
-#include <span>
 #include <vector>
 
 #include "mpi.hpp"

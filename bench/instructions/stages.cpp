@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <vector>
 
 #include <valgrind/callgrind.h>
@@ -86,9 +84,9 @@ block<half> rows(index_t count, std::uint64_t seed, float mean)
 struct layer
 {
     host on{};
-    block<half> q             = rows(heads * group * window, 1, 0.3F);
-    block<half> k             = rows(heads * (tokens + window), 2, 0.0F);
-    block<half> v             = rows(heads * (tokens + window), 3, 0.0F);
+    block<half> q = rows(heads * group * window, 1, 0.3F);
+    block<half> k = rows(heads * (tokens + window), 2, 0.0F);
+    block<half> v = rows(heads * (tokens + window), 3, 0.0F);
     prompt_rows<host, half> all{in(on, q.data(), heads* group, window, dim),
         in(on, k.data(), heads, tokens + window, dim), in(on, v.data(), heads, tokens + window, dim)};
     struct

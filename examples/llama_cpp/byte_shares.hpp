@@ -4,7 +4,6 @@
 #include <mdkv/core/types.hpp>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <iterator>
 #include <map>

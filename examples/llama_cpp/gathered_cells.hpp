@@ -9,8 +9,6 @@
 #include <mdkv/engine/gather.hpp>
 
 #include <cstddef>
-#include <span>
-#include <utility>
 #include <vector>
 
 #include "attention_node.hpp"

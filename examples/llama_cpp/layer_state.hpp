@@ -17,11 +17,8 @@
 #include <cmath>
 #include <cstddef>
 #include <exception>
-#include <span>
 #include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "attention_node.hpp"
 #include "cell_watch.hpp"

@@ -6,7 +6,6 @@
 #include <mdkv/core/types.hpp>
 
 #include <algorithm>
-#include <cstdint>
 
 #include "attention_node.hpp"
 #include "settings.hpp"

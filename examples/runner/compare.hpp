@@ -16,7 +16,6 @@
 #include <fstream>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common_options.hpp"

@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 
-#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <new>

@@ -4,8 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
-#include <span>
 #include <vector>
 
 #include <fuzzer/FuzzedDataProvider.h>

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
-#include <string_view>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>

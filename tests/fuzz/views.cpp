@@ -16,29 +16,10 @@
 #include <mdkv/engine/finite.hpp>
 
 #include "python/module/dlpack.hpp"
+#include "support/dlpack_tensor.hpp"
 
 namespace
 {
-
-struct tensor
-{
-    void* data;
-    struct
-    {
-        int device_type;
-        int device_id;
-    } device;
-    std::int32_t ndim;
-    struct
-    {
-        std::uint8_t code;
-        std::uint8_t bits;
-        std::uint16_t lanes;
-    } dtype;
-    std::int64_t* shape;
-    std::int64_t* strides;
-    std::uint64_t byte_offset;
-};
 
 /// Small numbers, and now and then any.
 std::int64_t number(FuzzedDataProvider& any)
@@ -56,7 +37,8 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
     std::int64_t strides[3]{number(any), number(any), any.ConsumeBool() ? 1 : number(any)};
     std::vector<mdkv::half> memory(4096);
     bool const null = any.ConsumeIntegralInRange(0, 15) == 0;
-    tensor const given{null ? nullptr : memory.data(), {any.ConsumeBool() ? 1 : any.ConsumeIntegral<int>(), 0},
+    support::dlpack_tensor const given{null ? nullptr : memory.data(),
+        {any.ConsumeBool() ? 1 : any.ConsumeIntegral<int>(), 0},
         any.ConsumeBool() ? 3 : any.ConsumeIntegral<std::int32_t>(),
         {static_cast<std::uint8_t>(any.ConsumeBool() ? 2 : any.ConsumeIntegral<int>()),
             static_cast<std::uint8_t>(any.ConsumeBool() ? 16 : any.ConsumeIntegral<int>()),

@@ -20,7 +20,6 @@
 #include <regex>
 #include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 

@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/replay/advance.hpp>
 
@@ -17,7 +16,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <vector>
 
 namespace

@@ -1,10 +1,8 @@
 #include "machine.hpp"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
+#include <memory>
 #include <numeric>
-#include <optional>
 #include <stdexcept>
 
 namespace ptx
@@ -218,11 +216,11 @@ outcome run_warp(warp& w, std::uint32_t turns)
 
 void start_block(block& b, std::uint32_t number)
 {
-    launch const& l = *b.of;
-    kernel const& k = *l.what;
-    b.number        = number;
-    b.done          = false;
-    b.interval      = next_interval(b);
+    launch const& l         = *b.of;
+    kernel const& k         = *l.what;
+    b.number                = number;
+    b.done                  = false;
+    b.interval              = next_interval(b);
     std::size_t const bytes = k.static_shared + l.dynamic_shared;
     b.shared.assign(bytes, std::byte{0xff}); // NaNs
     b.state.assign(bytes, allocated);

@@ -7,8 +7,6 @@
 
 #include <bit>
 #include <cstring>
-#include <memory>
-#include <random>
 #include <type_traits>
 
 // PTX executed as its manual describes it: a warp's 32 lanes at once, by function pointers; lanes that part become parties,

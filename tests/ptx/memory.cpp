@@ -2,12 +2,10 @@
 
 #include "races.hpp"
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <stdexcept>
 #include <string_view>
 #include <utility>
 

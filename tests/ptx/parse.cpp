@@ -11,7 +11,6 @@
 #include <fstream>
 #include <optional>
 #include <regex>
-#include <stdexcept>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -570,7 +569,8 @@ private:
         for (std::size_t k = 0; k < bodies.size(); ++k)
         {
             std::string_view const body = bodies[k];
-            for (std::size_t at = body.find(".shared .align"); at != body.npos; at = body.find(".shared .align", at + 1))
+            for (std::size_t at = body.find(".shared .align"); at != body.npos;
+                 at             = body.find(".shared .align", at + 1))
             {
                 declaration const made{body.substr(at, body.find(';', at) - at)};
                 bytes = rounded_up(bytes, made.align) + made.bytes;
@@ -581,7 +581,8 @@ private:
                 {
                     auto const called = module_.functions_.find(std::string{trimmed(part)});
                     if (called == module_.functions_.end() || !seen.insert(called->first).second) { continue; }
-                    bodies.emplace_back(module_.text_.data() + called->second.begin, called->second.end - called->second.begin);
+                    bodies.emplace_back(
+                        module_.text_.data() + called->second.begin, called->second.end - called->second.begin);
                 }
             }
         }

@@ -2,7 +2,6 @@
 
 #include "machine.hpp"
 
-#include <algorithm>
 #include <vector>
 
 namespace ptx

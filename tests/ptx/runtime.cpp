@@ -8,9 +8,9 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
-#include <stdexcept>
 
 #include <cuda_runtime_api.h>
 

@@ -7,7 +7,6 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <sys/stat.h>
 #include <thread>
 #include <vector>
@@ -15,7 +14,6 @@
 #include <doctest/doctest.h>
 
 #include "runner/file_bytes.hpp"
-#include "runner/file_error.hpp"
 #include "runner/greedy.hpp"
 #include "runner/session.hpp"
 #include "support/byte_vocabulary.hpp"

@@ -16,8 +16,6 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
-#include <mdkv/stages/allocate.hpp>
-#include <mdkv/stages/pack.hpp>
 
 #include "runner/systems/packed_cache.hpp"
 #include "support/host.hpp"

@@ -8,7 +8,6 @@
 #include <doctest/doctest.h>
 
 #include <mdkv/core/budget.hpp>
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
 #include "support/byte_vocabulary.hpp"

@@ -1,7 +1,6 @@
 /// \file compare.hpp: how far two results are apart: relative to a stated magnitude, in units of the last place, in bits
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -14,7 +14,6 @@
 #include "support/random.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -36,13 +35,13 @@ float stored_value(mdkv::detail::run_rows const& rows, index_t t, int c)
     using namespace mdkv;
     if (rows.kind == storage::plain) { return widen(detail::load_at<T>(rows.begin + rows.coordinate(t, c))); }
     detail::coded_group const group = rows.group(t, c / int{quantised_group});
-    std::byte const* const tile     = rows.begin + rows.tile(t);
+    auto const at                   = [&](int place) { return rows.begin + rows.tile(t) + place; };
+    auto const half_at              = [&](int place) { return widen(detail::load_at<mdkv::half>(at(place))); };
     auto const i                    = static_cast<int>(t % tile_tokens);
     int const j                     = c % int{quantised_group};
-    auto const byte                 = static_cast<int>(tile[group.code(i, j >= group.bytes ? j - group.bytes : j)]);
+    auto const byte                 = static_cast<int>(*at(group.code(i, j % group.bytes)));
     int const code                  = rows.kind == storage::int8 ? byte : j >= group.bytes ? byte >> 4 : byte & 15;
-    return widen(detail::load_at<half>(tile + group.minimum(i)))
-           + widen(detail::load_at<half>(tile + group.scale(i))) * static_cast<float>(code);
+    return half_at(group.minimum(i)) + half_at(group.scale(i)) * static_cast<float>(code);
 }
 
 struct packed_sizes

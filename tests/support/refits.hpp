@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <numeric>
 #include <vector>
 
 #include "host.hpp"
@@ -102,6 +103,16 @@ private:
         return to;
     }
 
+    [[nodiscard]] static double product(numbers const& a, numbers const& b)
+    {
+        return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+    }
+
+    static void add_multiple(double by, numbers const& x, numbers& to)
+    {
+        for (std::size_t i = 0; i < x.size(); ++i) { to[i] += by * x[i]; }
+    }
+
     void add(tensor<double, 3>& all, index_t h, tensor<T, 3> const& stored_keys, tensor<T, 3> const& stored_values,
         index_t kept)
     {
@@ -130,11 +141,7 @@ private:
             index_t const token = begin + place * part.step(group);
             numbers const own   = row(queries, h * group + r / each % group, block * each + place);
             numbers const later = turned(own, tokens - begin);
-            auto const power    = [&](numbers const& q, numbers const& k) {
-                double sum = 0;
-                for (std::size_t d = 0; d < q.size(); ++d) { sum += q[d] * k[d]; }
-                return std::exp(sum * scale());
-            };
+            auto const power    = [&](numbers const& q, numbers const& k) { return std::exp(product(q, k) * scale()); };
             double near = 0, whole = 0, packed = 0;
             numbers beside(out, 0), of_whole(out, 0), of_packed(out, 0), weight;
             auto const take = [&](double p, numbers const& v, double& sum, numbers& to) {
@@ -166,25 +173,33 @@ private:
         }
         auto const m       = static_cast<std::size_t>(n);
         auto const fitting = static_cast<std::size_t>(part.blocks * of_block);
-        std::vector<numbers> matrix(m, numbers(m + out, 0)); // (A'A + mu I | A'E)
-        double trace = 0;
-        for (std::size_t r = 0; r < fitting; ++r)
+        double trace       = 0;
+        for (std::size_t r = 0; r < fitting; ++r) { trace += product(weights[r], weights[r]); }
+        double const ridge = double{part.ridge} * trace / static_cast<double>(n);
+        std::vector<numbers> change(out, numbers(m, 0)); // (A'A + ridge I) change = A'E, by conjugate gradients
+        for (std::size_t d = 0; d < out; ++d)
         {
-            for (std::size_t i = 0; i < m; ++i)
+            numbers left(m, 0); // of the right side
+            for (std::size_t r = 0; r < fitting; ++r) { add_multiple(errors[r][d], weights[r], left); }
+            numbers direction{left};
+            double square       = product(left, left);
+            double const enough = 1e-28 * square;
+            while (square > enough)
             {
-                trace += weights[r][i] * weights[r][i];
-                for (std::size_t j = 0; j < m; ++j) { matrix[i][j] += weights[r][i] * weights[r][j]; }
-                for (std::size_t d = 0; d < out; ++d) { matrix[i][m + d] += weights[r][i] * errors[r][d]; }
-            }
-        }
-        for (std::size_t i = 0; i < m; ++i) { matrix[i][i] += double{part.ridge} * trace / static_cast<double>(n); }
-        for (std::size_t k = 0; k < m; ++k) // Gauss and Jordan; the matrix is positive definite
-        {
-            for (std::size_t i = 0; i < m; ++i)
-            {
-                if (i == k) { continue; }
-                double const by = matrix[i][k] / matrix[k][k];
-                for (std::size_t j = k; j < m + out; ++j) { matrix[i][j] -= by * matrix[k][j]; }
+                numbers image(m, 0);
+                add_multiple(ridge, direction, image);
+                for (std::size_t r = 0; r < fitting; ++r)
+                {
+                    add_multiple(product(weights[r], direction), weights[r], image);
+                }
+                double const by = square / product(direction, image);
+                add_multiple(by, direction, change[d]);
+                add_multiple(-by, image, left);
+                double const before = square;
+                square              = product(left, left);
+                numbers next{left};
+                add_multiple(square / before, direction, next);
+                direction = next;
             }
         }
         double stored = 0; // square of the stored values
@@ -194,33 +209,31 @@ private:
         }
         for (std::size_t i = 0; i < m; ++i)
         {
-            double change = 0; // its square
-            for (std::size_t d = 0; d < out; ++d) { change += std::pow(matrix[i][m + d] / matrix[i][i], 2); }
+            double square = 0; // of the change
+            for (std::size_t d = 0; d < out; ++d) { square += change[d][i] * change[d][i]; }
             double const longest = double{part.most} * std::sqrt(stored / static_cast<double>(n));
-            double const by      = std::sqrt(change) > longest ? longest / std::sqrt(change) : 1.0;
-            for (std::size_t d = 0; d < out; ++d) { matrix[i][m + d] *= by; }
+            double const by      = std::sqrt(square) > longest ? longest / std::sqrt(square) : 1.0;
+            for (std::size_t d = 0; d < out; ++d) { change[d][i] *= by; }
             shortened += by < 1 ? 1 : 0;
         }
-        double product = 0; // of the change of the judging rows' outputs, and what they lack
-        double square  = 0;
+        double both   = 0; // product of the change of the judging rows' outputs, and what they lack
+        double square = 0;
         for (std::size_t r = fitting; r < weights.size(); ++r)
         {
             for (std::size_t d = 0; d < out; ++d)
             {
-                double mended = 0;
-                for (std::size_t i = 0; i < m; ++i) { mended += weights[r][i] * matrix[i][m + d] / matrix[i][i]; }
-                product += mended * errors[r][d];
+                double const mended = product(weights[r], change[d]);
+                both += mended * errors[r][d];
                 square += mended * mended;
             }
         }
-        double const factor = std::clamp(product / square, 0.0, 1.0);
+        double const factor = std::clamp(both / square, 0.0, 1.0);
         factors.push_back(factor);
         for (std::size_t r = fitting; r < weights.size(); ++r)
         {
             for (std::size_t d = 0; d < out; ++d)
             {
-                double mended = 0;
-                for (std::size_t i = 0; i < m; ++i) { mended += weights[r][i] * matrix[i][m + d] / matrix[i][i]; }
+                double const mended = product(weights[r], change[d]);
                 lacked_without += errors[r][d] * errors[r][d];
                 lacked_with += std::pow(errors[r][d] - factor * mended, 2);
             }
@@ -231,7 +244,7 @@ private:
             {
                 auto const c = static_cast<index_t>(d);
                 double const v{mdkv::widen(layer.values.get(h, slots[i], c))};
-                all.set(v + factor * matrix[i][m + d] / matrix[i][i], h, slots[i], c);
+                all.set(v + factor * change[d][i], h, slots[i], c);
             }
         }
     }

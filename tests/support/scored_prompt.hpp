@@ -9,7 +9,6 @@
 #include "support/random.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

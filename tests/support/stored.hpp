@@ -9,12 +9,10 @@
 #include "support/guarded_buffer.hpp"
 #include "support/host.hpp"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
-#include <utility>
 #include <vector>
 
 namespace support

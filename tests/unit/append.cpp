@@ -13,9 +13,7 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <tuple>

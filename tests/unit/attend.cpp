@@ -30,7 +30,6 @@
 #include <limits>
 #include <new>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -30,9 +30,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory_resource>
 #include <new>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>

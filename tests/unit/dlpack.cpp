@@ -4,6 +4,7 @@
 #include <mdkv/cpu/backend.hpp>
 
 #include "examples/python/module/dlpack.hpp"
+#include "support/dlpack_tensor.hpp"
 #include "support/host.hpp"
 
 #include <doctest/doctest.h>
@@ -18,39 +19,19 @@ namespace
 using namespace mdkv;
 using mdkv_python::in;
 using mdkv_python::out;
+using support::dlpack_tensor;
 using support::error_text;
 using host = cpu::backend;
-
-/// The members of DLTensor, as every version of its header has them.
-struct tensor
-{
-    void* data;
-    struct
-    {
-        std::int32_t device_type;
-        std::int32_t device_id;
-    } device;
-    std::int32_t ndim;
-    struct
-    {
-        std::uint8_t code;
-        std::uint8_t bits;
-        std::uint16_t lanes;
-    } dtype;
-    std::int64_t* shape;
-    std::int64_t* strides;
-    std::uint64_t byte_offset;
-};
 
 struct numbers
 {
     std::vector<float> data{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
     std::int64_t shape[2]   = {3, 4};
     std::int64_t strides[2] = {1, 1};
-    tensor given{data.data(), {1, 0}, 2, {2, 32, 1}, shape, nullptr, 0};
+    dlpack_tensor given{data.data(), {1, 0}, 2, {2, 32, 1}, shape, nullptr, 0};
 };
 
-std::string refused(tensor const& given)
+std::string refused(dlpack_tensor const& given)
 {
     return error_text<invalid_argument>([&] { static_cast<void>(in<float, 2>(host{}, given)); });
 }
@@ -81,7 +62,7 @@ TEST_CASE("half, bfloat16 and integers have codes of their own")
 {
     std::uint16_t bits[4] = {0x3c00, 0, 0, 0};
     std::int64_t shape[1] = {4};
-    tensor given{bits, {1, 0}, 1, {2, 16, 1}, shape, nullptr, 0};
+    dlpack_tensor given{bits, {1, 0}, 1, {2, 16, 1}, shape, nullptr, 0};
     CHECK(widen(in<half, 1>(host{}, given)(0)) == 1.0F);
     CHECK_THROWS_AS(static_cast<void>(in<bfloat16, 1>(host{}, given)), invalid_argument);
     given.dtype.code = 4;

@@ -21,7 +21,6 @@ namespace
 {
 
 using namespace mdkv;
-using support::error_text;
 using support::index_t;
 using support::tensor;
 

@@ -38,10 +38,8 @@
 #include <limits>
 #include <memory>
 #include <new>
-#include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace
@@ -526,7 +524,8 @@ TEST_CASE("a chunk may come in several calls of a layer, cut differently in each
     CHECK(r.finish().tokens == 300);
 }
 
-TEST_CASE("the last queries are the prompt's, however it is cut into chunks and calls, after a chunk was taken back, too")
+TEST_CASE(
+    "the last queries are the prompt's, however it is cut into chunks and calls, after a chunk was taken back, too")
 {
     text const x{2, 403};
     preset p         = presets::best;

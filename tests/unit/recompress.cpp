@@ -30,7 +30,6 @@
 #include <limits>
 #include <memory_resource>
 #include <new>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

@@ -17,7 +17,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -146,17 +145,17 @@ public:
     prompt& operator=(prompt const&) = delete;
     virtual ~prompt()                = default;
 
-    virtual void read_chunk(index_t layer, index_t first, rows const& x)          = 0;
-    virtual void take_losses(index_t layer, tensor const& losses) = 0; ///< [H, R, n] of the first n tokens
-    virtual void finish_layer(index_t layer, rows const& x)                       = 0;
-    [[nodiscard]] virtual mdkv::allocation allocate(mdkv::budget limit)           = 0;
-    [[nodiscard]] virtual mdkv::allocation allocate(tensor const& quotas)         = 0; ///< [L, H] bytes of each head
-    [[nodiscard]] virtual packed_layer pack(index_t layer, rows const& x)         = 0;
+    virtual void read_chunk(index_t layer, index_t first, rows const& x)  = 0;
+    virtual void take_losses(index_t layer, tensor const& losses)         = 0; ///< [H, R, n] of the first n tokens
+    virtual void finish_layer(index_t layer, rows const& x)               = 0;
+    [[nodiscard]] virtual mdkv::allocation allocate(mdkv::budget limit)   = 0;
+    [[nodiscard]] virtual mdkv::allocation allocate(tensor const& quotas) = 0; ///< [L, H] bytes of each head
+    [[nodiscard]] virtual packed_layer pack(index_t layer, rows const& x) = 0;
     [[nodiscard]] virtual std::vector<std::uint8_t> rungs_of(index_t layer) const = 0; ///< [H, rung_tokens]
     [[nodiscard]] virtual std::vector<float> losses_of(index_t layer) const       = 0; ///< [H, R, N - W]
     [[nodiscard]] virtual index_t past_tokens(index_t layer) const                = 0; ///< N - W
-    [[nodiscard]] virtual index_t rung_tokens(index_t layer) const                = 0; ///< N - W; N if the window is coded
-    [[nodiscard]] virtual std::size_t state_bytes() const noexcept                = 0;
+    [[nodiscard]] virtual index_t rung_tokens(index_t layer) const = 0; ///< N - W; N if the window is coded
+    [[nodiscard]] virtual std::size_t state_bytes() const noexcept = 0;
 };
 
 /// A prompt that is compressed while it is read.

@@ -17,7 +17,6 @@
 #include <cstdint>
 #include <memory_resource>
 #include <utility>
-#include <vector>
 
 #include "fold_plan.hpp"
 #include "packed_cache.hpp"

@@ -5,7 +5,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/executor.hpp>
 
-#include <cstdint>
 #include <vector>
 
 #include "attention_scores.hpp"

@@ -4,7 +4,6 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
-#include <cstddef>
 #include <vector>
 
 #include "prompt_layer.hpp"

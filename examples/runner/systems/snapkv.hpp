@@ -6,7 +6,6 @@
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/stages/pool.hpp>
 
-#include <cstdint>
 #include <vector>
 
 #include "attention_scores.hpp"

@@ -54,12 +54,9 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     index_t const per_worker = tile::round_up(mdkv::detail::bytes_of<score_scratch>(plan), workspace::alignment);
     mdkv::detail::score_states states{nullptr, splits + 1, plan.softmaxes, plan.rows};
 
-    plan.past = tokens;
     workspace::frame frame{*on.scratch};
-    plan.memory            = frame.take<float>(checked_multiply(heads, plan.head_floats()));
-    states.memory          = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
+    plan.take_memory(frame, loss, states);
     std::byte* const rooms = frame.take<std::byte>(checked_multiply(workers, per_worker));
-    plan.set_totals(loss, frame.take<float>(plan.spare_floats(heads) + plan.sum_floats(heads)));
     mdkv::detail::score_losses<T, backend> const last{keys, values, key_basis, value_basis, plan, loss};
     reserve(on, last, last.items());
     if (tokens == 0) { return; }

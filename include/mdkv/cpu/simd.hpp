@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
+#include <mdkv/detail/lanes.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -152,6 +153,42 @@ template <class Ints>
     }
     else if constexpr (sizeof(Ints) == 32) { return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7); }
     else { return __builtin_shufflevector(v, v, 0, 2, 1, 3); }
+}
+
+/// Lanes of the lower halves of a and b by turns, or of the upper halves. (nvcc does not expand a pack in a list of lanes.)
+template <bool Upper, class V>
+[[nodiscard]] inline V interleaved(V a, V b) noexcept
+{
+    constexpr int n = lanes / 2 * Upper;
+    if constexpr (sizeof(V) == 64)
+    {
+        return __builtin_shufflevector(a, b, n, n + 16, n + 1, n + 17, n + 2, n + 18, n + 3, n + 19, n + 4, n + 20, n + 5,
+            n + 21, n + 6, n + 22, n + 7, n + 23);
+    }
+    else if constexpr (sizeof(V) == 32)
+    {
+        return __builtin_shufflevector(a, b, n, n + 8, n + 1, n + 9, n + 2, n + 10, n + 3, n + 11);
+    }
+    else { return __builtin_shufflevector(a, b, n, n + 4, n + 1, n + 5); }
+}
+
+/// Exchanges rows and columns: lane j of vector i becomes lane i of vector j.
+[[gnu::always_inline]] inline void transpose(floats (&x)[std::size_t{lanes}]) noexcept
+{
+    constexpr int half = lanes / 2;
+    MDKV_UNROLL
+    for (int step = 1; step < lanes; step *= 2)
+    {
+        floats y[std::size_t{lanes}];
+        MDKV_UNROLL
+        for (int i = 0; i < half; ++i)
+        {
+            y[2 * i]     = interleaved<false>(x[i], x[i + half]);
+            y[2 * i + 1] = interleaved<true>(x[i], x[i + half]);
+        }
+        MDKV_UNROLL
+        for (int i = 0; i < lanes; ++i) { x[i] = y[i]; }
+    }
 }
 
 [[nodiscard]] inline floats to_floats(ints v) noexcept

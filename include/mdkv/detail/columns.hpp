@@ -8,6 +8,8 @@
 
 #include <cmath>
 #include <concepts>
+#include <cstddef>
+#include <type_traits>
 
 namespace MDKV_NAMESPACE::detail
 {
@@ -57,24 +59,29 @@ MDKV_HD void widen_some(Team const& t, T const* from, index_t n, float (&x)[N])
     for (int l = 0; l < n; ++l) { x[l] = widen(load_at<T>(from + l)); }
 }
 
-/// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where token i begins.
-template <team Team, class Row>
-MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const& row, float* to)
+/// Calls body(token, coordinate, n) for a tile: one thread takes n = Team::lanes neighbours in a row at once where there are as many,
+/// otherwise n is 1; n is an integral constant.
+template <team Team, class Body>
+MDKV_HD void for_neighbours(Team const& t, int tokens, int coordinates, Body const& body)
 {
     int done = 0;
     for (constexpr int lanes = Team::lanes; lanes > 1 && done + lanes <= coordinates; done += lanes)
     {
-        for (int i = 0; i < tokens; ++i)
-        {
-            float x[std::size_t{lanes}];
-            widen_lanes(t, row(i) + done, x);
-            for (int l = 0; l < lanes; ++l) { to[(done + l) * tile_tokens + i] = x[l]; }
-        }
+        for (int i = 0; i < tokens; ++i) { body(i, done, std::integral_constant<int, lanes>{}); }
     }
-    for_tokens(t, tokens, coordinates - done, [&](int i, int c) {
-        float x[1];
-        widen_lanes(t, row(i) + done + c, x);
-        to[(done + c) * tile_tokens + i] = x[0];
+    for_tokens(
+        t, tokens, coordinates - done, [&](int i, int c) { body(i, done + c, std::integral_constant<int, 1>{}); });
+}
+
+/// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where token i begins. A backend may have an overload
+/// of its own.
+template <team Team, class Row>
+MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const& row, float* to)
+{
+    for_neighbours(t, tokens, coordinates, [&](int i, int c, auto n) {
+        float x[std::size_t{n}];
+        widen_lanes(t, row(i) + c, x);
+        for (int l = 0; l < n; ++l) { to[(c + l) * tile_tokens + i] = x[l]; }
     });
 }
 
@@ -82,21 +89,11 @@ MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const
 template <element T, team Team, class Row>
 MDKV_HD void narrow_columns(Team const& t, int tokens, int coordinates, float const* from, Row const& row)
 {
-    constexpr bool cut = std::same_as<T, half>;
-    int done           = 0;
-    for (constexpr int lanes = Team::lanes; lanes > 1 && done + lanes <= coordinates; done += lanes)
-    {
-        for (int i = 0; i < tokens; ++i)
-        {
-            float x[std::size_t{lanes}];
-            for (int l = 0; l < lanes; ++l) { x[l] = from[(done + l) * tile_tokens + i]; }
-            for (int l = 0; cut && l < lanes; ++l) { x[l] = within_half(x[l]); }
-            narrow_lanes(t, x, row(i) + done);
-        }
-    }
-    for_tokens(t, tokens, coordinates - done, [&](int i, int c) {
-        float const x    = from[(done + c) * tile_tokens + i];
-        row(i)[done + c] = narrow<T>(cut ? within_half(x) : x);
+    for_neighbours(t, tokens, coordinates, [&](int i, int c, auto n) {
+        float x[std::size_t{n}];
+        for (int l = 0; l < n; ++l) { x[l] = from[(c + l) * tile_tokens + i]; }
+        for (int l = 0; std::same_as<T, half> && l < n; ++l) { x[l] = within_half(x[l]); }
+        narrow_lanes(t, x, row(i) + c);
     });
 }
 

@@ -97,7 +97,6 @@ struct soften_rows
 {
     static constexpr char const* name = "refit_soften";
     static constexpr int threads      = 64;
-    static constexpr int partial      = 16; ///< sums that are added up in order
 
     out_view<float, 3, B> logits; // [H, R, n]
     row_states<B> states;
@@ -105,14 +104,7 @@ struct soften_rows
     index_t from;                  // number of the first key
     refit_blocks shape;            // row r of a block sees keys up to its own, (r % each) * step; step 0: all
 
-    struct scratch
-    {
-        carver& cut;
-        float* sums = cut.take<float>(partial);
-    };
-
     [[nodiscard]] index_t items() const noexcept { return logits.extent(0) * logits.extent(1); }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(); }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
@@ -122,14 +114,11 @@ struct soften_rows
         index_t const r     = item % logits.extent(1);
         float* const x      = logits.row(h, r);
         auto const keys     = static_cast<int>(logits.extent(2));
-        int const all       = (keys + partial - 1) / partial * partial; // logits have room for weights of 0
         index_t const last  = shape.step > 0   ? r % shape.each * shape.step + 1
                               : counts.empty() ? from + keys
                                                : counts(h);
         auto const seen     = static_cast<int>(last - from < keys ? last - from : keys);
-        carver cut          = t.scratch();
-        scratch const mine{cut};
-        float const before = states.largest(h, r);
+        float const before  = states.largest(h, r);
         float part[std::size_t{lanes}];
         for (int l = 0; l < lanes; ++l) { part[l] = before; }
         for (int i = member(t) * lanes; i < seen; i += members(t) * lanes)
@@ -138,29 +127,21 @@ struct soften_rows
         }
         for (float const most : part) { part[0] = larger(part[0], most); }
         float const top = t.largest(part[0]);
-        for (int i = member(t) * lanes; i < all; i += members(t) * lanes)
+        float sum[std::size_t{lanes}]{};
+        for (int i = member(t) * lanes; i < keys; i += members(t) * lanes) // logits have room for weights of 0
         {
             float power[std::size_t{lanes}];
             for (int l = 0; l < lanes; ++l) { power[l] = i + l < seen ? x[i + l] - top : -1000.0F; }
             powers_of_two(t, power, x + i);
+            for (int l = 0; l < lanes; ++l) { sum[l] += x[i + l]; }
         }
-        t.sync();
-        for (int first = member(t) * lanes; first < partial; first += members(t) * lanes)
-        {
-            float sum[std::size_t{lanes}]{};
-            for (int i = first; i < all; i += partial)
-            {
-                for (int l = 0; l < lanes; ++l) { sum[l] += x[i + l]; }
-            }
-            for (int l = 0; l < lanes; ++l) { mine.sums[first + l] = sum[l]; }
-        }
-        t.sync();
+        float own = 0;
+        for (float const part_of_all : sum) { own += part_of_all; }
+        float const total = t.sum(own);
         if (t.rank() != 0) { return; }
-        float sum = 0;
-        for (int i = 0; i < partial; ++i) { sum += mine.sums[i]; }
         float const by       = exp2f(before - top);
         states.factors(h, r) = by;
-        states.sums(h, r)    = states.sums(h, r) * by + sum;
+        states.sums(h, r)    = states.sums(h, r) * by + total;
         states.largest(h, r) = top;
     }
 };
@@ -193,8 +174,8 @@ void attend_beside(B const& on, refit_blocks const& shape, in_view<float, 3, B> 
     }
 }
 
-/// Finds what rows' outputs over the packed cache lack to those over the whole one, and the log-sum-exps of the former in base
-/// 2. An item is a row of a head.
+/// Finds what rows' outputs over the packed cache lack to those over the whole one. The largest logits of the packed cache become
+/// log-sum-exps, so that weights that soften_rows makes from then on are the rows' attention. An item is a row of a head.
 template <backend B>
 struct miss_rows
 {
@@ -203,7 +184,6 @@ struct miss_rows
 
     row_states<B> whole, packed;
     out_view<float, 3, B> missing; // [H, R, Dv]
-    out_view<float, 2, B> lse;     // [H, R]
 
     [[nodiscard]] index_t items() const noexcept { return missing.extent(0) * missing.extent(1); }
 
@@ -218,7 +198,7 @@ struct miss_rows
         {
             missing(h, r, d) = whole.outputs(h, r, d) * of_all - packed.outputs(h, r, d) * kept;
         }
-        if (t.rank() == 0) { lse(h, r) = packed.largest(h, r) + log2f(packed.sums(h, r)); }
+        if (t.rank() == 0) { packed.largest(h, r) += log2f(packed.sums(h, r)); }
     }
 };
 

@@ -6,6 +6,7 @@
 #include <mdkv/core/score_options.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
+#include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/softmax.hpp>
 
@@ -41,6 +42,26 @@ struct score_head
     float* means;     // [value_dim]                    means of values, which codes lack
     float* centre;    // [value_dim]                    mean of values by ||P||, near the rows' outputs
     float* more;      // operands of the backend's own
+};
+
+/// The states of every softmax after sweep one, for each split of each head's tokens: the largest logit of every row, then
+/// the sum of 2^(logit - largest) of every row: [H, splits, softmaxes, 2, rows].
+struct score_states
+{
+    float* memory;
+    index_t splits; // splits of a head's tokens
+    int softmaxes;
+    int rows;
+
+    [[nodiscard]] MDKV_HD index_t per_split() const noexcept { return index_t{2} * softmaxes * rows; }
+    [[nodiscard]] MDKV_HD float* largest(index_t head, index_t split, int softmax) const noexcept
+    {
+        return memory + (head * splits + split) * per_split() + index_t{2} * softmax * rows;
+    }
+    [[nodiscard]] MDKV_HD float* sum(index_t head, index_t split, int softmax) const noexcept
+    {
+        return largest(head, split, softmax) + rows;
+    }
 };
 
 /// The rungs, plain ones first, each holding the coordinates of the one before it; the sizes that follow; the last token
@@ -124,20 +145,20 @@ struct score_plan
         for (int r = static_cast<int>(ratios.size()) - 1; r >= 0; --r) { total_row[0] = taken[r] ? total_row[0] : r; }
     }
 
-    /// Totals lie in the rows of losses, which take their place. \param rest   [spare_floats(H)], then [sum_floats(H)]
+    /// Takes the memory of operands and states. Totals lie in the rows of losses, which take their place.
     template <space S>
-    void set_totals(view<float, 3, S> const& loss, float* rest) noexcept
+    void take_memory(workspace::frame& frame, view<float, 3, S> const& loss, score_states& states)
     {
-        totals    = loss.data_handle();
-        head_step = loss.stride(0);
-        rung_step = loss.stride(1);
-        spare     = rest;
-        sums      = rest + spare_floats(loss.extent(0));
-    }
-    [[nodiscard]] index_t spare_floats(index_t heads) const noexcept { return total_row[0] < 0 ? heads * past : 0; }
-    [[nodiscard]] index_t sum_floats(index_t heads) const noexcept
-    {
-        return rotates ? heads * value_pieces() * (value_dim + 1) : 0;
+        index_t const heads = loss.extent(0);
+        past                = loss.extent(2);
+        memory              = frame.take<float>(checked_multiply(heads, head_floats()));
+        states.memory       = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
+        totals              = loss.data_handle();
+        head_step           = loss.stride(0);
+        rung_step           = loss.stride(1);
+        index_t const own   = total_row[0] < 0 ? heads * past : 0;
+        spare               = frame.take<float>(own + (rotates ? heads * value_pieces() * (value_dim + 1) : 0));
+        sums                = spare + own;
     }
 
     /// [N]  Totals over the rows that sweep two leaves of a head's tokens: of P, then of |P' - P| of softmax i.
@@ -237,26 +258,6 @@ private:
         }
         columns[softmaxes++] = latent = wider;
         return true;
-    }
-};
-
-/// The states of every softmax after sweep one, for each split of each head's tokens: the largest logit of every row, then
-/// the sum of 2^(logit - largest) of every row: [H, splits, softmaxes, 2, rows].
-struct score_states
-{
-    float* memory;
-    index_t splits; // splits of a head's tokens
-    int softmaxes;
-    int rows;
-
-    [[nodiscard]] MDKV_HD index_t per_split() const noexcept { return index_t{2} * softmaxes * rows; }
-    [[nodiscard]] MDKV_HD float* largest(index_t head, index_t split, int softmax) const noexcept
-    {
-        return memory + (head * splits + split) * per_split() + index_t{2} * softmax * rows;
-    }
-    [[nodiscard]] MDKV_HD float* sum(index_t head, index_t split, int softmax) const noexcept
-    {
-        return largest(head, split, softmax) + rows;
     }
 };
 

@@ -166,7 +166,7 @@ struct score_noise
     }
 };
 
-/// What is found before the sweeps. multiply() writes the queries' coordinates in the bases, once both are there.
+/// Finds all that the sweeps need. multiply() writes the queries' coordinates in the bases, once both are there.
 template <backend B, element T, element U, class Multiply>
 void prepare_score(B const& on, score_plan const& plan, in_view<U, 3, B> queries, in_view<T, 3, B> keys,
     in_view<T, 3, B> values, in_view<float, 3, B> key_basis, score_options<B> const& options, Multiply const& multiply)

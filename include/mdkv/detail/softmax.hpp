@@ -13,17 +13,11 @@ namespace MDKV_NAMESPACE::detail
 inline constexpr float ln_2   = 0.693147180559945309F;
 inline constexpr float log2_e = 1.44269504088896341F;
 
-/// The scale that an option or a cache gives; 0 means 1/sqrt(D).
-[[nodiscard]] inline float scale_or_default(float given, index_t dim) noexcept
-{
-    float_environment const standard;
-    return given > 0.0F ? given : 1.0F / std::sqrt(static_cast<float>(dim));
-}
-/// The scale for logits in base 2; 0 means the default.
+/// The scale for logits in base 2, of the one that an option or a cache gives; 0 means 1/sqrt(D).
 [[nodiscard]] inline float scale_in_base_two(float given, index_t dim) noexcept
 {
     float_environment const standard;
-    return log2_e * scale_or_default(given, dim);
+    return log2_e * (given > 0.0F ? given : 1.0F / std::sqrt(static_cast<float>(dim)));
 }
 
 /// Log-sum-exp of no keys. A constant: device code may not call numeric_limits.

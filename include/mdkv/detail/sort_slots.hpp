@@ -3,7 +3,6 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cstddef>
@@ -50,14 +49,15 @@ struct sort_slots
         std::uint8_t const* const row =
             n == 0 ? nullptr : rung.row(h) + before_head; // no tokens may come without memory
         std::int32_t* const out = n == 0 ? nullptr : positions.row(h);
-        index_t const each      = ((n + working - 1) / working + vec16 - 1) / vec16 * vec16;
+        index_t const each      = (n + working - 1) / working;
         index_t const own       = rank < working && rank * each < n ? rank * each : n; // first of this worker's
         index_t const end       = n - own < each ? n : own + each;
         for (int i = rank; i < working * R; i += size) { next[i] = 0; }
         t.sync();
-        for_rungs(row, own, end, [&](index_t, int r) {
-            if (r < R) { ++next[r * working + rank]; }
-        });
+        for (index_t i = own; i < end; ++i)
+        {
+            if (row[i] < R) { ++next[row[i] * working + rank]; }
+        }
         t.sync();
         index_t before = 0;
         for (int i = 0; i < working * R; i += size) // all members, because they add together
@@ -72,27 +72,10 @@ struct sort_slots
         }
         if (rank == 0) { first(h, R) = before; }
         t.sync();
-        for_rungs(row, own, end, [&](index_t i, int r) {
-            if (r < R) { out[next[r * working + rank]++] = static_cast<std::int32_t>(i); }
-        });
-    }
-
-private:
-    static constexpr int vec16 = 16; ///< rungs read at once
-
-    /// Calls body(token, rung) for the tokens of [begin, end), in their order.
-    template <class Body>
-    MDKV_HD static void for_rungs(std::uint8_t const* row, index_t begin, index_t end, Body const& body)
-    {
-        index_t i = begin;
-        for (; i + vec16 <= end; i += vec16)
+        for (index_t i = own; i < end; ++i)
         {
-            std::uint8_t some[std::size_t{vec16}];
-            load_all(row + i, some);
-            MDKV_UNROLL
-            for (int l = 0; l < vec16; ++l) { body(i + l, int{some[l]}); }
+            if (row[i] < R) { out[next[row[i] * working + rank]++] = static_cast<std::int32_t>(i); }
         }
-        for (; i < end; ++i) { body(i, int{row[i]}); }
     }
 };
 

@@ -17,37 +17,6 @@ namespace MDKV_NAMESPACE::detail
 
 inline constexpr std::int32_t no_cluster = -1; ///< cluster of a kept token
 
-/// Rows of stand_in: the queries of a head, times the logits' factor, and behind each its log-sum-exp; both in base 2. An
-/// item is a head.
-template <backend B, element U>
-struct scale_queries
-{
-    static constexpr char const* name = "scale_queries";
-
-    in_view<U, 3, B> queries; // [H*G, Q, D]
-    in_view<float, 2, B> lse; // [H*G, Q]
-    float factor;
-    out_view<float, 3, B> scaled; // [H, G*Q, D + 1]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        index_t const dim  = queries.extent(2);
-        index_t const each = queries.extent(1);
-        auto const share   = share_rows(t, dim + 1);
-        for (index_t r = share.row; r < scaled.extent(1); r += share.rows)
-        {
-            index_t const head = (h * scaled.extent(1) + r) / each;
-            index_t const q    = r % each;
-            for (index_t d = share.column; d <= dim; d += t.size())
-            {
-                scaled(h, r, d) =
-                    log2_e * (d < dim ? factor * widen(load_at<U>(queries.row(head, q) + d)) : lse(head, q));
-            }
-        }
-    }
-};
-
 /// How many of a head's seeds are among the last rows.
 struct seed_shares
 {
@@ -124,26 +93,34 @@ private:
     }
 };
 
-/// The cluster of every dropped token (a seed's own cluster, any other token's nearest seed), the attention that all rows would
-/// give the token, and the attention of each row to each cluster. An item is a strip of a head.
+/// The log-sum-exp of row r of head h in base 2, from those of [H*G, Q] queries, of which a head has `rows`.
+template <class View>
+[[nodiscard]] MDKV_HD float lse_of_row(View const& lse, index_t h, index_t rows, index_t r)
+{
+    return log2_e * lse(h * (rows / lse.extent(1)) + r / lse.extent(1), r % lse.extent(1));
+}
+
+/// Finds the cluster of every dropped token (a seed's own cluster, any other token's nearest seed), the attention that all rows
+/// would give the token, and the attention of each row, and of all, to each cluster. An item is a strip of a head.
 template <backend B>
 struct attend_dropped
 {
     static constexpr char const* name = "attend_dropped";
     static constexpr int threads      = 128;
     static constexpr int strip        = 256; ///< tokens
+    /// What is added to the attention to a token, so that a cluster has a mean though no row attends to it.
+    static constexpr double least_weight = 0x1p-60;
 
-    in_view<float, 3, B> products;     // [H, M, n]  of seeds and keys
-    out_view<float, 3, B> attention;   // [H, G * Q, n]  products of rows and keys, overwritten; room for whole tiles
+    out_view<float, 3, B> products;    // [H, M, n]  of seeds and keys; then the attention to the tokens of each cluster
+    out_view<float, 3, B> attention;   // [H, G * Q + 1, n]  products of rows and keys; then attention, and its sum
     in_view<std::uint8_t, 2, B> rungs; // [H, n]
     in_view<index_t, 2, B> seed_slots; // from choose_seeds
     in_view<float, 3, B> seeds;        // from choose_seeds
-    in_view<float, 3, B> queries;      // from scale_queries
+    in_view<float, 2, B> lse;          // [H * G, Q]
     index_t from;                      // number of the first token
-    index_t first_query, each;         // row r sees tokens up to first_query + r % each
-    out_view<std::int32_t, 2, B> clusters; // [H, n]
-    out_view<float, 2, B> weights;         // [H, n]
-    out_view<float, 4, B> shares;          // [H, strips, M, G * Q]
+    index_t first_query;               // row r sees tokens up to first_query + r % Q
+    out_view<std::int32_t, 2, B> clusters; // [H, n]  scratch
+    out_view<float, 4, B> shares;          // [H, strips, M, G * Q + 1]  of each row, then of all
 
     [[nodiscard]] MDKV_HD static index_t strips(index_t tokens) noexcept { return (tokens + strip - 1) / strip; }
     [[nodiscard]] index_t items() const noexcept { return shares.extent(0) * shares.extent(1); }
@@ -155,8 +132,7 @@ struct attend_dropped
         index_t const h     = item / shares.extent(1);
         index_t const s     = item % shares.extent(1);
         index_t const first = s * strip;
-        index_t const rows  = attention.extent(1);
-        index_t const dim   = queries.extent(2) - 1;
+        index_t const rows  = attention.extent(1) - 1;
         auto const count    = static_cast<int>(rungs.extent(1) - first < strip ? rungs.extent(1) - first : strip);
         std::int32_t* const cluster = clusters.row(h) + first;
         for (int i = member(t); i < count; i += members(t))
@@ -167,8 +143,8 @@ struct attend_dropped
         for (index_t r = 0; r < rows; ++r)
         {
             float* const x     = attention.row(h, r) + first;
-            float const total  = queries(h, r, dim); // log-sum-exp of all keys that the row sees
-            index_t const last = first_query + r % each - from - first;
+            float const total  = lse_of_row(lse, h, rows, r); // over all keys that the row sees
+            index_t const last = first_query + r % lse.extent(1) - from - first;
             for (int i = member(t) * lanes; i < count; i += members(t) * lanes)
             {
                 float power[std::size_t{lanes}];
@@ -189,15 +165,24 @@ struct attend_dropped
                 float const* const x = attention.row(h, r) + first + i;
                 for (int l = 0; l < lanes; ++l) { sum[l] += double{x[l]}; }
             }
-            for (int l = 0; l < lanes && i + l < count; ++l) { weights(h, first + i + l) = static_cast<float>(sum[l]); }
+            float* const weight = attention.row(h, rows) + first + i;
+            std::int32_t own[std::size_t{lanes}];
+            for (int l = 0; l < lanes; ++l) { weight[l] = static_cast<float>(sum[l] + least_weight); }
+            for (int l = 0; l < lanes; ++l) { own[l] = i + l < count ? cluster[i + l] : no_cluster; }
+            for (std::int32_t j = 0; j < products.extent(1); ++j)
+            {
+                float* const of_cluster = products.row(h, j) + first + i;
+                for (int l = 0; l < lanes; ++l) { of_cluster[l] = own[l] == j ? weight[l] : 0.0F; }
+            }
         }
-        for (index_t r = t.rank(); r < rows; r += t.size())
+        t.sync();
+        for (index_t r = t.rank(); r <= rows; r += t.size())
         {
             float* const share = shares.row(h, s, 0) + r;
-            for (index_t j = 0; j < shares.extent(2); ++j) { share[j * rows] = 0; }
+            for (index_t j = 0; j < shares.extent(2); ++j) { share[j * (rows + 1)] = 0; }
             for (int i = 0; i < count; ++i)
             {
-                if (cluster[i] != no_cluster) { share[cluster[i] * rows] += attention(h, r, first + i); }
+                if (cluster[i] != no_cluster) { share[cluster[i] * (rows + 1)] += attention(h, r, first + i); }
             }
         }
     }
@@ -221,8 +206,9 @@ private:
     }
 };
 
-/// Moves the key of each cluster from the mean, no further than `most_taken` allows: with large logits a step that suits most
-/// rows' attention gives all attention of another row to the stand-in. An item is a cluster of a head.
+/// Divides the sums of each cluster's keys and values by its attention, and moves the key from the mean, no further than
+/// `most_taken` allows: with large logits a step that suits most rows' attention gives all attention of another row to the
+/// stand-in. An item is a cluster of a head.
 template <backend B>
 struct place_stand_in
 {
@@ -233,73 +219,77 @@ struct place_stand_in
 
     in_view<index_t, 2, B> seed_slots; // from choose_seeds
     in_view<float, 4, B> shares;
-    in_view<float, 3, B> queries;        // from scale_queries
-    out_view<float, 4, B> rows;          // [H, M, 3, G*Q]  shares, products with the step, longest steps
-    out_view<float, 3, B> stand_in_keys; // from mean_of_cluster
-
-    struct scratch
-    {
-        carver& cut;
-        index_t dim;
-        double* sums = cut.take<double>(dim); // [D]  the direction in which the key moves
-    };
+    in_view<float, 3, B> queries;                         // [H, G * Q, D]  times the logits' factor in base 2
+    in_view<float, 2, B> lse;                             // [H * G, Q]
+    out_view<float, 4, B> rows;                           // [H, M, 2, G * Q]  shares, differences that logits lack
+    out_view<float, 3, B> stand_in_keys, stand_in_values; // sums, weighted by attention, of clusters' keys and values
 
     [[nodiscard]] index_t items() const noexcept { return stand_in_keys.extent(0) * stand_in_keys.extent(1); }
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(stand_in_keys.extent(2)); }
+    [[nodiscard]] index_t scratch_bytes() const noexcept { return stand_in_keys.extent(2) * index_t{sizeof(double)}; }
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        index_t const h      = item / stand_in_keys.extent(1);
-        index_t const j      = item % stand_in_keys.extent(1);
-        index_t const dim    = stand_in_keys.extent(2);
-        index_t const count  = rows.extent(3);
-        float* const key     = stand_in_keys.row(h, j);
-        float* const share   = rows.row(h, j, 0);
-        float* const lacks   = rows.row(h, j, 1); // the differences that logits lack, then products
-        float* const longest = rows.row(h, j, 2);
-        if (seed_slots(h, j) < 0) { return; }
-        carver cut = t.scratch();
-        scratch const memory{cut, dim};
-        for (index_t r = t.rank(); r < count; r += t.size())
-        {
+        index_t const h        = item / stand_in_keys.extent(1);
+        index_t const j        = item % stand_in_keys.extent(1);
+        index_t const dim      = stand_in_keys.extent(2);
+        index_t const count    = rows.extent(3);
+        float* const key       = stand_in_keys.row(h, j);
+        float* const share     = rows.row(h, j, 0);
+        float* const lacks     = rows.row(h, j, 1);
+        bool const empty       = seed_slots(h, j) < 0;
+        auto const over_strips = [&](index_t r) {
             double sum = 0;
             for (index_t s = 0; s < shares.extent(1); ++s) { sum += double{shares(h, s, j, r)}; }
-            share[r]             = static_cast<float>(sum);
-            float const* const q = queries.row(h, r);
-            bool const any       = share[r] > 0; // a row that pays a cluster nothing says nothing about its key
-            lacks[r] = any ? static_cast<float>(double{q[dim]} + log2(double{share[r]}) - dot(q, key, dim)) : 0.0F;
+            return sum;
+        };
+        auto const divide = [&](out_view<float, 3, B> const& sums, double by) {
+            for (index_t d = t.rank(); d < sums.extent(2); d += t.size())
+            {
+                sums(h, j, d) = empty ? 0.0F : static_cast<float>(double{sums(h, j, d)} / by);
+            }
+        };
+        double const all = over_strips(count);
+        divide(stand_in_keys, all);
+        divide(stand_in_values, all);
+        t.sync();
+        if (empty) { return; }
+        double* const way = t.scratch().template take<double>(dim); // the direction in which the key moves
+        for (index_t r = t.rank(); r < count; r += t.size())
+        {
+            share[r]            = static_cast<float>(over_strips(r));
+            bool const any      = share[r] > 0; // a row that pays a cluster nothing says nothing about its key
+            double const wanted = double{lse_of_row(lse, h, count, r)} + log2(double{share[r]});
+            lacks[r]            = any ? static_cast<float>(wanted - dot(queries.row(h, r), key, dim)) : 0.0F;
         }
         t.sync();
-        for (index_t d = t.rank(); d < dim; d += t.size()) { memory.sums[d] = 0; }
+        for (index_t d = t.rank(); d < dim; d += t.size()) { way[d] = 0; }
         for (index_t r = 0; r < count; ++r)
         {
             double const weight  = double{share[r]} * double{lacks[r]};
             float const* const q = queries.row(h, r);
-            for (index_t d = t.rank(); d < dim; d += t.size()) { memory.sums[d] += weight * double{q[d]}; }
+            for (index_t d = t.rank(); d < dim; d += t.size()) { way[d] += weight * double{q[d]}; }
         }
         t.sync();
+        double bends   = 0;
+        double longest = INFINITY; // step
         for (index_t r = t.rank(); r < count; r += t.size())
         {
-            double const product = dot(queries.row(h, r), memory.sums, dim);
+            double const product = dot(queries.row(h, r), way, dim);
             double const left    = double{lacks[r]} + most_taken;
-            longest[r]           = product > 0 ? static_cast<float>((left > 0 ? left : 0.0) / product) : INFINITY;
-            lacks[r]             = static_cast<float>(product);
+            double const most    = product > 0 ? (left > 0 ? left : 0.0) / product : INFINITY;
+            longest              = most < longest ? most : longest;
+            bends += double{share[r]} * product * product;
         }
-        t.sync();
+        bends          = t.sum(bends);
+        longest        = -t.largest(-longest);
         double squares = 0;
-        double bends   = 0;
-        for (index_t d = 0; d < dim; ++d) { squares += memory.sums[d] * memory.sums[d]; }
-        for (index_t r = 0; r < count; ++r) { bends += double{share[r]} * double{lacks[r]} * double{lacks[r]}; }
-        double step = bends > 0 ? squares / bends : 0.0;
-        for (index_t r = 0; r < count; ++r)
-        {
-            double const most = double{longest[r]};
-            step              = most < step ? most : step;
-        }
+        for (index_t d = 0; d < dim; ++d) { squares += way[d] * way[d]; }
+        double const best = bends > 0 ? squares / bends : 0.0;
+        double const step = longest < best ? longest : best;
         for (index_t d = t.rank(); d < dim; d += t.size())
         {
-            key[d] = static_cast<float>(double{key[d]} + step * memory.sums[d]);
+            key[d] = static_cast<float>(double{key[d]} + step * way[d]);
         }
     }
 

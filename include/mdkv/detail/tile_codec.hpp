@@ -54,20 +54,15 @@ MDKV_HD void for_codes(Team const& t, coded_group const& group, Body const& body
     int const others     = group.by_token ? group.bytes : group.width;
     int const step       = group.by_token ? 1 : tile;
     int const other_step = group.by_token ? tile : 1;
-    for (int i = 0; i < neighbours / 4 * 4; i += 4)
-    {
+    auto const go_over   = [&](int i, auto count) {
         for (int o = member(t); o < others; o += members(t))
         {
-            body(i * others + 4 * o, i * step + o * other_step, step, std::integral_constant<int, 4>{});
+            body(i * others + count * o, i * step + o * other_step, step, count);
         }
-    }
-    for (int i = neighbours / 4 * 4; i < neighbours; ++i)
-    {
-        for (int o = member(t); o < others; o += members(t))
-        {
-            body(i * others + o, i * step + o * other_step, step, std::integral_constant<int, 1>{});
-        }
-    }
+    };
+    int i = 0;
+    for (; i + 4 <= neighbours; i += 4) { go_over(i, std::integral_constant<int, 4>{}); }
+    for (; i < neighbours; ++i) { go_over(i, std::integral_constant<int, 1>{}); }
 }
 
 /// Copies token i of a group's tile to token j of another's, stored alike.
@@ -80,7 +75,15 @@ MDKV_HD void copy_codes(Team const& t, coded_group const& group, std::byte const
         store_at(to + other.scale(j), load_at<half>(from + group.scale(i)));
         store_at(to + other.minimum(j), load_at<half>(from + group.minimum(i)));
     }
-    for (int b = member(t); b < group.bytes; b += members(t)) { to[other.code(j, b)] = from[group.code(i, b)]; }
+    int const fours = group.by_token ? 0 : group.bytes / 4; // that lie together
+    for (int f = member(t); f < fours; f += members(t))
+    {
+        store_at(to + other.code(j, 4 * f), load_at<std::uint32_t>(from + group.code(i, 4 * f)));
+    }
+    for (int b = 4 * fours + member(t); b < group.bytes; b += members(t))
+    {
+        to[other.code(j, b)] = from[group.code(i, b)];
+    }
 }
 
 /// Writes the codes of a group's coordinates of a tile's first `count` tokens. x is used up.

@@ -52,11 +52,8 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     index_t const splits = std::clamp<index_t>(tiles / 4, 1, (detail::score_splits + heads - 1) / heads);
     detail::score_states states{nullptr, (splits + 1) * tiling.token_warps(), plan.softmaxes, plan.rows};
 
-    plan.past = tokens;
     workspace::frame frame{*on.scratch};
-    plan.memory   = frame.take<float>(checked_multiply(heads, plan.head_floats()));
-    states.memory = frame.take<float>(checked_multiply(heads * states.splits, states.per_split()));
-    plan.set_totals(loss, frame.take<float>(plan.spare_floats(heads) + plan.sum_floats(heads)));
+    plan.take_memory(frame, loss, states);
     if (tokens == 0) { return; }
     mdkv::detail::score_losses<T, backend> const last{keys, values, key_basis, value_basis, plan, loss};
     index_t const shared = (std::max)(tiling.all, last.scratch_bytes());

@@ -86,19 +86,17 @@ struct gather_dropped
             marks(h, i) = goes ? 0 : 1;
         }
         gone = t.sum(gone);
-        for (index_t j = 0; j < most; ++j) // products are made of all keys, also of those that no stand-in has
+        for (index_t j = 0; j < most; ++j) // products are made of all rows, also of those that no stand-in has
         {
-            index_t const token = run.tokens - old + j;
-            for (index_t d = t.rank(); d < keys.extent(2); d += t.size())
-            {
-                keys(h, M + j, d) = j < old
-                                        ? load_at<T>(run.keys.begin + run.keys.coordinate(token, static_cast<int>(d)))
-                                        : narrow<T>(0.0F);
-            }
-            for (index_t d = t.rank(); j < old && d < values.extent(2); d += t.size())
-            {
-                values(h, M + j, d) = load_at<T>(run.values.begin + run.values.coordinate(token, static_cast<int>(d)));
-            }
+            auto const copy = [&](run_rows const& from, view<T, 3, S> const& to) {
+                for (index_t d = t.rank(); d < to.extent(2); d += t.size())
+                {
+                    index_t const place = from.coordinate(run.tokens - old + j, static_cast<int>(d));
+                    to(h, M + j, d)     = j < old ? load_at<T>(from.begin + place) : narrow<T>(0.0F);
+                }
+            };
+            copy(run.keys, keys);
+            copy(run.values, values);
         }
         if (t.rank() > 0) { return; }
         index_t const clusters = old + gone < most ? old + gone : most;

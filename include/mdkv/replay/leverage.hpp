@@ -19,54 +19,41 @@ namespace MDKV_NAMESPACE
 namespace detail
 {
 
-/// Makes of each head's Gram matrix G = X'X a triangular W with W'W = (G + lambda I)^-1, so that a leverage is |W x|^2:
-/// Gaussian elimination of (G | I) from the first row down, in place, in double. An item is a head.
+/// Makes of each head's Gram matrix G = X'X a triangular W with W'W = (G + lambda I)^-1, so that a leverage is |W x|^2, and
+/// least squares are solved by two products: Gaussian elimination of (G | I) from the first row down, in place, in double. An item
+/// is a head.
 template <backend B>
 struct whiten
 {
     static constexpr char const* name = "whiten";
 
-    out_view<double, 3, B> gram;    // [H, D, D]  overwritten
-    out_view<float, 3, B> whitener; // [H, D, D]  the rows of W, zeros beyond the diagonal
-
-    struct scratch
-    {
-        carver& cut;
-        index_t dim;
-        double* pivot    = cut.take<double>(dim); // [D]
-        double* multiple = cut.take<double>(dim); // [D]  multiples of the pivot's row to subtract from later rows
-    };
-
-    [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(gram.extent(2)); }
+    out_view<double, 3, B> gram;     // [H, D, D]  upper triangles are read; overwritten
+    out_view<float, 3, B> whitener;  // [H, D, D]  the rows of W, zeros beyond the diagonal
+    double ridge = 1e-3;             // lambda, in units of the trace over a head's count
+    in_view<index_t, 1, B> counts{}; // [H]  or empty: D
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
     {
         index_t const dim = gram.extent(2);
-        carver cut        = t.scratch();
-        scratch const memory{cut, dim};
-        double energy = 0;
+        double energy     = 0;
         for (index_t i = 0; i < dim; ++i) { energy += gram(h, i, i); }
-        double const lambda = 1e-3 * energy / static_cast<double>(dim);
+        index_t const count = counts.empty() ? dim : counts(h);
+        double const lambda = count == 0 ? 0.0 : ridge * energy / static_cast<double>(count);
+        auto const share    = share_rows(t, dim);
+        // No pivot of a matrix that is G + lambda I without rounding is below lambda. (A NaN stays.)
+        auto const pivot_of = [&](index_t k) { return gram(h, k, k) < lambda ? lambda : gram(h, k, k); };
         t.sync();
         for (index_t i = t.rank(); i < dim; i += t.size()) { gram(h, i, i) += lambda; }
         t.sync();
         for (index_t k = 0; k < dim; ++k)
         {
-            // No pivot of a matrix that is G + lambda I without rounding is below lambda. (A NaN stays.)
-            double const pivot = gram(h, k, k) < lambda ? lambda : gram(h, k, k);
-            for (index_t i = k + 1 + t.rank(); i < dim; i += t.size())
-            {
-                memory.multiple[i] = lambda == 0 ? 0.0 : gram(h, i, k) / pivot;
-            }
-            if (t.rank() == 0) { memory.pivot[k] = pivot; }
-            t.sync();
-            auto const share        = share_rows(t, dim);
+            double const pivot      = pivot_of(k);
             double const* const top = gram.row(h, k);
             for (index_t i = k + 1 + share.row; i < dim; i += share.rows)
             {
                 double* const row     = gram.row(h, i);
-                double const multiple = memory.multiple[i];
+                double const multiple = pivot == 0 ? 0.0 : top[i] / pivot;
                 for (index_t j = share.column; j < dim; j += t.size()) // columns before k already belong to W
                 {
                     row[j] = j == k ? -multiple : row[j] - multiple * top[j];
@@ -74,11 +61,11 @@ struct whiten
             }
             t.sync();
         }
-        auto const share = share_rows(t, dim);
         for (index_t i = share.row; i < dim; i += share.rows)
         {
             // The unit is 0 if all keys are 0, and NaN if an energy is non-finite.
-            double const unit = lambda == 0 ? 0.0 : 1 / sqrt(memory.pivot[i]) + 0 * lambda;
+            double const pivot = pivot_of(i);
+            double const unit  = pivot == 0 ? 0.0 : 1 / sqrt(pivot) + 0 * lambda;
             for (index_t j = share.column; j < dim; j += t.size())
             {
                 whitener(h, i, j) = j > i ? 0.0F : static_cast<float>(j == i ? unit : unit * gram(h, i, j));

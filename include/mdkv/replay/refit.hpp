@@ -14,6 +14,7 @@
 #include <mdkv/detail/sort_slots.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/unpack.hpp>
+#include <mdkv/replay/leverage.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -81,9 +82,9 @@ struct refit_options
 /// Changes the values of a cache's tokens so that rows of the text that goes on have the outputs that they would have over all
 /// tokens. The rows are the prompt's own queries, turned so that their block begins where the prompt ends; each sees its block
 /// up to itself, too, as it will see what follows the prompt. With A the rows' attention to the stored tokens before
-/// the window, keys as they are read back, and E what their outputs lack, values change by (A'A + mu I)^-1 A'E, each change at most
-/// `most` long; a head's changes are multiplied by the factor from 0 to 1 that suits the judging rows best (docs/method.md). `pack`
-/// stores the changed values at the same rungs; window and stand-ins stay.
+/// the window, keys as they are read back, and E what their outputs lack, values change by (A'A + mu I)^-1 A'E, which is
+/// A'(A A' + mu I)^-1 E, each change at most `most` long; a head's changes are multiplied by the factor from 0 to 1 that suits the
+/// judging rows best (docs/method.md). `pack` stores the changed values at the same rungs; window and stand-ins stay.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, Q, D]     of the rows, after position encoding, of any element type U: block by block the fitting
@@ -99,7 +100,7 @@ struct refit_options
 ///         keys and values, 8 KiB a row and R*R doubles for each head
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; logits, weights and outputs in float, sums of
-///         squares and the solution in double
+///         squares and the elimination in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps, or an option is out of its range
 /// \see    tests/unit/replay/refit.cpp, docs/method.md
 template <backend B, element T, element U>
@@ -145,27 +146,27 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     index_t const strip    = most < 2048 ? (most + 15) / 16 * 16 : 2048; // tokens whose weights are at hand
     index_t const kept     = layout.key_coordinates[0] == 0 ? 1 : 0;     // the first rung that keeps tokens
     workspace::frame frame{*on.scratch};
-    auto const fitted         = scratch_view<index_t>(on, frame, H);
-    auto const stored         = scratch_view<index_t>(on, frame, H);
-    auto const positions      = scratch_view<std::int32_t>(on, frame, H, N);
-    auto const first          = scratch_view<index_t>(on, frame, H, static_cast<index_t>(layout.rungs) + 1);
-    auto const turned         = scratch_view<U>(on, frame, query_heads, each, D);
-    auto const own            = scratch_view<float>(on, frame, H, R, D);
-    auto const later          = scratch_view<float>(on, frame, H, R, D);
-    auto const stored_keys    = scratch_view<T>(on, frame, H, most, D);
-    auto const stored_values  = scratch_view<T>(on, frame, H, most, Dv);
-    auto const whole          = row_states<B>::take(on, frame, H, R, Dv);
-    auto const packed         = row_states<B>::take(on, frame, H, R, Dv);
-    auto const lse            = scratch_view<float>(on, frame, H, R);
-    auto const weights        = scratch_view<float>(on, frame, H, R, strip < 512 ? 512 : strip);
-    auto const missing        = scratch_view<float>(on, frame, H, R, Dv);
-    auto const gram           = scratch_view<double>(on, frame, H, fitting, fitting);
-    auto const solved         = scratch_view<double>(on, frame, H, fitting, Dv);
-    auto const solved_columns = scratch_view<float>(on, frame, H, Dv, fitting);
-    auto const changes        = scratch_view<float>(on, frame, H, Dv, most);
-    auto const mended         = scratch_view<float>(on, frame, H, of_block, Dv);
-    auto const factors        = scratch_view<float>(on, frame, H);
-    float const factor        = scale_in_base_two(options.scale, D);
+    auto const fitted        = scratch_view<index_t>(on, frame, H);
+    auto const stored        = scratch_view<index_t>(on, frame, H);
+    auto const positions     = scratch_view<std::int32_t>(on, frame, H, N);
+    auto const first         = scratch_view<index_t>(on, frame, H, static_cast<index_t>(layout.rungs) + 1);
+    auto const turned        = scratch_view<U>(on, frame, query_heads, each, D);
+    auto const own           = scratch_view<float>(on, frame, H, R, D);
+    auto const later         = scratch_view<float>(on, frame, H, R, D);
+    auto const stored_keys   = scratch_view<T>(on, frame, H, most, D);
+    auto const stored_values = scratch_view<T>(on, frame, H, most, Dv);
+    auto const whole         = row_states<B>::take(on, frame, H, R, Dv);
+    auto const packed        = row_states<B>::take(on, frame, H, R, Dv);
+    auto const weights       = scratch_view<float>(on, frame, H, R, strip < 512 ? 512 : strip);
+    auto const missing       = scratch_view<float>(on, frame, H, R, Dv);
+    auto const gram          = scratch_view<double>(on, frame, H, fitting, fitting);
+    auto const whitener      = scratch_view<float>(on, frame, H, fitting, fitting);
+    auto const whitened      = scratch_view<float>(on, frame, H, fitting, Dv);
+    auto const solved        = scratch_view<float>(on, frame, H, Dv, fitting);
+    auto const changes       = scratch_view<float>(on, frame, H, Dv, most);
+    auto const mended        = scratch_view<float>(on, frame, H, of_block, Dv);
+    auto const factors       = scratch_view<float>(on, frame, H);
+    float const factor       = scale_in_base_two(options.scale, D);
     turn_rows<B, U>(on, shape, queries, all, options.encoding, factor, turned, own, later);
     unpack_rows(on, cache, stored_keys, stored_values, stored);
     run(on, sort_slots<B>{rungs, positions, first}, H);
@@ -178,7 +179,7 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     };
     attend(keys, values, {}, whole);
     attend(as_input(stored_keys), as_input(stored_values), as_input(stored), packed);
-    run(on, miss_rows<B>{whole, packed, missing, lse});
+    run(on, miss_rows<B>{whole, packed, missing});
     index_t at_hand       = -1; // the strip whose weights were found last
     auto const for_strips = [&](auto const& body) {
         for (index_t from = 0; from < most; from += strip)
@@ -189,7 +190,7 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
             {
                 multiply<B, T, float>(on, {as_input(later)}, {as_input(slice<1>(stored_keys, from, count))}, {here},
                     {as_input(fitted), from});
-                run(on, weigh_stored<B>{here, as_input(lse), as_input(fitted), from});
+                run(on, soften_rows<B>{here, packed, as_input(fitted), from, {}});
             }
             at_hand = from;
             body(from, count, as_input(slice<1>(here, 0, fitting)), as_input(slice<1>(here, fitting, of_block)));
@@ -200,10 +201,13 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
         multiply<B, float, double>(
             on, {fit}, {fit}, {.to = gram, .add = from > 0}, {as_input(fitted), from, true}, true);
     });
-    run(on, solve_weights<B>{as_input(fitted), part.ridge, as_input(missing), gram, solved, solved_columns}, H);
+    run(on, whiten<B>{gram, whitener, double{part.ridge}, as_input(fitted)}, H);
+    rows const white = as_input(whitener);
+    multiply<B, float, float>(on, {white}, {as_input(slice<1>(missing, 0, fitting)), true}, {whitened});
+    multiply<B, float, float>(on, {as_input(whitened), true}, {white, true}, {solved});
     for_strips([&](index_t from, index_t count, rows const& fit, rows const&) {
         multiply<B, float, float>(
-            on, {as_input(solved_columns)}, {fit, true}, {slice<2>(changes, from, count)}, {as_input(fitted), from});
+            on, {as_input(solved)}, {fit, true}, {slice<2>(changes, from, count)}, {as_input(fitted), from});
     });
     run(on, bound_changes<B, T>{as_input(stored_values), as_input(fitted), part.most, changes}, H);
     for_strips([&](index_t from, index_t count, rows const&, rows const& judging) {

@@ -6,7 +6,7 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/cluster_means.hpp>
+#include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/stand_in.hpp>
 #include <mdkv/detail/team.hpp>
@@ -63,34 +63,36 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
         .out("stand_in_values", stand_in_values, {heads, clusters, values.extent(2)}, "H,M,Dv");
     if (heads == 0 || clusters == 0) { return; }
     index_t const rows = query_heads / heads * per_head;
-    float const scale  = scale_or_default(options.scale, dim);
     using work         = attend_dropped<B>;
     workspace::frame frame{*on.scratch};
-    auto const scaled     = scratch_view<float>(on, frame, heads, rows, dim + 1);
+    auto const widened    = scratch_view<float>(on, frame, query_heads, per_head, dim);
     auto const seed_slots = scratch_view<index_t>(on, frame, heads, clusters);
     auto const seeds      = scratch_view<float>(on, frame, heads, clusters, dim + 1);
     auto const products   = scratch_view<float>(on, frame, heads, clusters, panel_depth);
-    auto const attention  = scratch_view<float>(on, frame, heads, rows, panel_depth);
-    auto const cluster    = scratch_view<std::int32_t>(on, frame, heads, past);
-    auto const weights    = scratch_view<float>(on, frame, heads, past);
-    auto const shares     = scratch_view<float>(on, frame, heads, work::strips(past), clusters, rows);
-    auto const lacking    = scratch_view<float>(on, frame, heads, clusters, 3, rows);
-    run(on, scale_queries<B, U>{queries, lse, scale, scaled}, heads);
+    auto const attention  = scratch_view<float>(on, frame, heads, rows + 1, panel_depth);
+    auto const cluster    = scratch_view<std::int32_t>(on, frame, heads, panel_depth);
+    auto const shares     = scratch_view<float>(on, frame, heads, work::strips(past), clusters, rows + 1);
+    auto const lacking    = scratch_view<float>(on, frame, heads, clusters, 2, rows);
+    in_view<float, 3, B> const scaled{widened.data_handle(), {heads, rows, dim}, {rows * dim, dim, 1}};
+    run(on, convert_rows<B, U>{queries, scale_in_base_two(options.scale, dim), widened});
     run(on, choose_seeds<B, T>{keys, rungs, seeds_of, seed_slots, seeds}, heads);
     for_pieces(past, [&](index_t at, index_t count) {
         auto const part   = slice<1>(keys, at, count);
         auto const logits = slice<2>(attention, 0, count);
         auto const seed   = slice<2>(products, 0, count);
         multiply<B, T, float>(on, {as_input(slice<2>(seeds, 0, dim))}, {part}, {seed});
-        multiply<B, T, float>(on, {as_input(slice<2>(scaled, 0, dim))}, {part}, {logits});
-        run(on, work{as_input(seed), logits, slice<1>(rungs, at, count), as_input(seed_slots), as_input(seeds),
-                    as_input(scaled), at, options.first_query.value_or(tokens - per_head), per_head,
-                    slice<1>(cluster, at, count), slice<1>(weights, at, count),
+        multiply<B, T, float>(on, {scaled}, {part}, {slice<1>(logits, 0, rows)});
+        run(on, work{seed, logits, slice<1>(rungs, at, count), as_input(seed_slots), as_input(seeds), lse, at,
+                    options.first_query.value_or(tokens - per_head), slice<1>(cluster, 0, count),
                     slice<1>(shares, work::strips(at), work::strips(count))});
+        auto const add_up = [&](in_view<T, 3, B> const& of, out_view<float, 3, B> const& to) {
+            multiply<B, T, float>(on, {as_input(seed)}, {slice<1>(of, at, count), true}, {.to = to, .add = at > 0});
+        };
+        add_up(keys, stand_in_keys);
+        add_up(values, stand_in_values);
     });
-    run(on, mean_of_cluster<B, T>{keys, values, as_input(seed_slots), as_input(cluster), as_input(weights),
-                stand_in_keys, stand_in_values});
-    run(on, place_stand_in<B>{as_input(seed_slots), as_input(shares), as_input(scaled), lacking, stand_in_keys});
+    run(on, place_stand_in<B>{
+                as_input(seed_slots), as_input(shares), scaled, lse, lacking, stand_in_keys, stand_in_values});
 }
 
 } // namespace detail
@@ -113,9 +115,10 @@ void make_stand_ins(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys
 /// \param[out] stand_in_keys    [H, M, D]   zeros beyond a head's last stand-in
 /// \param[out] stand_in_values  [H, M, Dv]
 /// \pre    queries, keys, values and lse are finite; an attention above 1, of a log-sum-exp too low, counts as 1
-/// \cost   O(H*N*D*(G*Q + M)) multiply-adds, keys read 2 + M times; scratch O(H*(G*Q*(D + M*N/256) + N + M*D))
+/// \cost   O(H*N*(D*(G*Q + M) + Dv*M)) multiply-adds, keys read three times, values once; scratch
+///         O(H*(G*Q*(D + M*N/256) + M*D))
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads; logits and a cluster's sums of 256 tokens in
+/// \order  bitwise reproducible for equal inputs, for any number of threads; logits and sums over a cluster's tokens in
 ///         float, all others in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps, or an option is out of its range
 /// \see    tests/unit/replay/stand_in.cpp, docs/method.md, docs/lab/2026-11/quality.md

@@ -92,16 +92,12 @@ JOB(copy_rows<backend, std::uint8_t>)
 
 // refit, stand_in
 JOB(soften_rows<backend>)
-JOB(weigh_stored<backend>)
 BACKEND_FIRST(change_values)
 JOB(miss_rows<backend>)
-JOB(solve_weights<backend>)
 JOB(judge_changes<backend>)
 JOB(count_fitted<backend>)
 BACKEND_FIRST(choose_seeds)
-BACKEND_FIRST(scale_queries)
 JOB(attend_dropped<backend>)
-BACKEND_FIRST(mean_of_cluster)
 JOB(place_stand_in<backend>)
 
 // caches and rows

@@ -15,7 +15,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
@@ -33,7 +32,6 @@ using namespace mdkv;
 using support::error_text;
 using support::index_t;
 using support::packed_layer;
-using support::tensor;
 
 /// Everything a reader can learn from a cache, number for number.
 template <class T>
@@ -108,7 +106,8 @@ TEST_CASE("rungs of codes are laid out by their bytes, and ask for projections o
     CHECK(lay_out_head<half>(layout, {7, 3, 0, 0, 0}, 0, entry) == projections + 3 * (14 + 20) + 3 * 208);
     CHECK(entry.key_columns == 10);
     CHECK(entry.value_columns == 16);
-    CHECK(lay_out_head<half>(layout, {7, 3, 0, 1, 0}, 0, entry) == 2 * (40 * 30 + 64 * 48) + 3 * (14 + 20) + (34 + 52) + 3 * 208);
+    CHECK(lay_out_head<half>(layout, {7, 3, 0, 1, 0}, 0, entry)
+          == 2 * (40 * 30 + 64 * 48) + 3 * (14 + 20) + (34 + 52) + 3 * 208);
     CHECK(entry.key_columns == 30);
 }
 

@@ -9,7 +9,6 @@
 #include <mdkv/stages/allocate.hpp>
 
 #include "support/allocation.hpp"
-#include "support/failing_resource.hpp"
 #include "support/host.hpp"
 #include "support/random.hpp"
 #include "support/ranks.hpp"

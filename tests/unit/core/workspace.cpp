@@ -12,16 +12,12 @@
 #include <doctest/doctest.h>
 #include <new>
 #include <optional>
-#include <string>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
 namespace
 {
 
 using namespace mdkv;
-using support::error_text;
 
 /// What a stage does with its workspace, in small: two arrays, of 10 floats and of 3 doubles.
 bool stage(workspace& scratch)
@@ -207,7 +203,8 @@ TEST_CASE("any calls that were made before need no memory when they are made aga
                 std::fill_n(taken[i], size, std::byte(i + 1));
             }
             for (auto& frame : frames) { frame.reset(); }
-            CHECK(scratch.held() == scratch.peak());
+            CHECK(scratch.held() >= scratch.peak());
+            CHECK(scratch.held() <= scratch.peak() / 8 * 9);
             CHECK((turn == 0 || all.taken == taken_before));
             taken_before = all.taken;
         }

@@ -1,7 +1,5 @@
 #include <mdkv/cpu/backend.hpp>
 
-#include "support/host.hpp"
-
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 

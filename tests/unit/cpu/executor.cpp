@@ -7,7 +7,6 @@
 #include <doctest/doctest.h>
 
 #include <stdexcept>
-#include <string>
 #include <thread>
 #include <vector>
 

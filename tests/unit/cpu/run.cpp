@@ -1,6 +1,5 @@
 #include <mdkv/cpu/backend.hpp>
 
-#include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
@@ -8,7 +7,6 @@
 #include "support/counting_job.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <vector>
 
 #include <doctest/doctest.h>

@@ -44,15 +44,6 @@ quantiser fitted(std::vector<float> const& group, storage kind)
     return {*low, *high, kind};
 }
 
-int code_of(quantiser const& q, float x, int most)
-{
-    return static_cast<int>(q.codes(x, static_cast<float>(most)));
-}
-float value_of(quantiser const& q, int code)
-{
-    return q.values(static_cast<float>(code));
-}
-
 } // namespace
 
 TEST_CASE(
@@ -67,18 +58,18 @@ TEST_CASE(
         storage const kind             = i % 2 == 0 ? storage::int8 : storage::int4;
         std::vector<float> const group = random_group(random);
         quantiser const q              = fitted(group, kind);
-        int const most                 = detail::most_code(kind);
+        auto const most                = static_cast<float>(detail::most_code(kind));
         float const least              = *std::min_element(group.begin(), group.end());
         // a rounded minimum cuts what is below it; a scale below the normal halves is rounded to a multiple of 2^-24
         double const limit =
             std::max(0.5 * static_cast<double>(q.scale), std::fabs(static_cast<double>(least)) * 0x1p-11)
-            + (q.scale < 0x1p-14F ? most * 0x1p-25 : 0.0) + 0x1p-23 * std::fabs(static_cast<double>(least));
+            + (q.scale < 0x1p-14F ? double{most} * 0x1p-25 : 0.0) + 0x1p-23 * std::fabs(static_cast<double>(least));
         std::vector<float> read;
         for (float const x : group)
         {
-            int const code = code_of(q, x, most);
+            float const code = q.codes(x, most);
             CHECK_UNARY(code >= 0 && code <= most);
-            read.push_back(value_of(q, code));
+            read.push_back(q.values(code));
             error.add(read.back(), x, limit, i);
         }
         quantiser const again = fitted(read, kind);
@@ -87,10 +78,7 @@ TEST_CASE(
         ++rewritten;
         CHECK(again.minimum == q.minimum);
         CHECK(again.scale == q.scale);
-        for (std::size_t c = 0; c < group.size(); ++c)
-        {
-            CHECK(code_of(again, read[c], most) == code_of(q, group[c], most));
-        }
+        for (std::size_t c = 0; c < group.size(); ++c) { CHECK(again.codes(read[c], most) == q.codes(group[c], most)); }
     }
     INFO(error);
     CHECK(error.within(1.0 + 1e-6));
@@ -101,26 +89,26 @@ TEST_CASE("a constant group has no scale, a group beyond half is cut, one with a
 {
     for (storage const kind : {storage::int8, storage::int4})
     {
-        int const most = detail::most_code(kind);
+        auto const most = static_cast<float>(detail::most_code(kind));
         for (float const x : {0.0F, 1.5F, -2048.0F, 65504.0F, 0x1p-24F})
         {
             quantiser const q{x, x, kind};
             CHECK(q.scale == 0);
-            CHECK(code_of(q, x, most) == 0);
-            CHECK(value_of(q, 0) == x);
+            CHECK(q.codes(x, most) == 0);
+            CHECK(q.values(0.0F) == x);
         }
         quantiser const rounded{1.0007F, 1.0007F, kind}; // half's neighbours lie on either side
         CHECK(rounded.scale >= 0);
-        CHECK(std::fabs(value_of(rounded, code_of(rounded, 1.0007F, most)) - 1.0007F) <= 0x1p-11F);
+        CHECK(std::fabs(rounded.values(rounded.codes(1.0007F, most)) - 1.0007F) <= 0x1p-11F);
         quantiser const huge{-1e9F, 1e9F, kind};
-        CHECK(value_of(huge, code_of(huge, -1e9F, most)) == -65504.0F);
-        CHECK(value_of(huge, code_of(huge, 1e9F, most)) == doctest::Approx(65504.0).epsilon(1e-3));
+        CHECK(huge.values(huge.codes(-1e9F, most)) == -65504.0F);
+        CHECK(huge.values(huge.codes(1e9F, most)) == doctest::Approx(65504.0).epsilon(1e-3));
         for (auto const& [low, high] :
             {std::array<float, 2>{nan_value, 1}, {0, nan_value}, {-infinity, 0}, {0, infinity}, {infinity, infinity}})
         {
             quantiser const q{low, high, kind};
-            CHECK(std::isnan(value_of(q, code_of(q, 0.5F, most))));
-            CHECK(code_of(q, nan_value, most) == 0);
+            CHECK(std::isnan(q.values(q.codes(0.5F, most))));
+            CHECK(q.codes(nan_value, most) == 0);
         }
     }
 }
@@ -144,8 +132,8 @@ TEST_CASE("groups that get their quantisers side by side get the same ones as ea
             using floats = detail::lane_floats<lanes>;
             detail::quantiser<lanes> const together{
                 detail::load_lanes<floats>(least), detail::load_lanes<floats>(most), kind};
-            floats const codes =
-                together.codes(detail::load_lanes<floats>(x), static_cast<float>(detail::most_code(kind)));
+            auto const last     = static_cast<float>(detail::most_code(kind));
+            floats const codes  = together.codes(detail::load_lanes<floats>(x), last);
             floats const values = together.values(codes);
             for (int l = 0; l < lanes; ++l)
             {
@@ -154,8 +142,8 @@ TEST_CASE("groups that get their quantisers side by side get the same ones as ea
                 CHECK(same(together.minimum[l], alone.minimum));
                 CHECK(same(together.scale[l], alone.scale));
                 CHECK(same(together.inverse[l], alone.inverse));
-                CHECK(static_cast<int>(codes[l]) == code_of(alone, x[l], detail::most_code(kind)));
-                CHECK(same(values[l], value_of(alone, code_of(alone, x[l], detail::most_code(kind)))));
+                CHECK(codes[l] == alone.codes(x[l], last));
+                CHECK(same(values[l], alone.values(alone.codes(x[l], last))));
             }
         }
     }
@@ -224,7 +212,7 @@ TEST_CASE("packed groups are the quantiser's, to the last bit, and neighbours do
                 }
                 for (std::size_t c = 0; c < group.size(); ++c)
                 {
-                    CHECK(stored.codes[c] == code_of(q, group[c], detail::most_code(kind)));
+                    CHECK(stored.codes[c] == q.codes(group[c], static_cast<float>(detail::most_code(kind))));
                 }
             }
         }

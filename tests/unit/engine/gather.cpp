@@ -13,15 +13,12 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
-#include <utility>
 #include <vector>
 
 namespace
 {
 
 using namespace mdkv;
-using support::error_text;
 using support::index_t;
 using support::placement;
 using support::tensor;

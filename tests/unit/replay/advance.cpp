@@ -18,7 +18,6 @@
 #include <cmath>
 #include <limits>
 #include <type_traits>
-#include <vector>
 
 namespace
 {

@@ -18,9 +18,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
-#include <string>
 #include <vector>
 
 namespace
@@ -68,8 +66,8 @@ tensor<float, 4> balanced(
 std::vector<double> factors_of(tensor<leverage_sum, 1> const& leverages, double odd)
 {
     constexpr index_t reach = 8;
-    auto const n = leverages.extent(0);
-    double total = 0;
+    auto const n            = leverages.extent(0);
+    double total            = 0;
     for (leverage_sum const x : leverages.elements()) { total += double{leverage_of(x)}; }
     std::vector<double> factors;
     for (index_t i = 0; i < n; ++i)
@@ -242,9 +240,9 @@ TEST_CASE("no factor makes a loss at rung 0 infinite, however odd its token, and
 
 TEST_CASE("balance refuses options out of their range, by name")
 {
-    auto losses          = random_layers({2, 2, 3, 8});
-    auto const before    = losses.memory();
-    auto const refusal   = [&](options const& how) {
+    auto losses        = random_layers({2, 2, 3, 8});
+    auto const before  = losses.memory();
+    auto const refusal = [&](options const& how) {
         return error_text<invalid_argument>(
             [&] { support::run([&](host const& on) { balance(on, losses.out(), how); }); });
     };

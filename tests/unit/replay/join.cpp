@@ -1,9 +1,7 @@
 #include <mdkv/replay/balance.hpp>
 
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
@@ -23,7 +21,6 @@ namespace
 {
 
 using namespace mdkv;
-using support::error_text;
 using support::random_losses;
 using support::tensor;
 using host = cpu::backend;

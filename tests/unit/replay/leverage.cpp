@@ -16,20 +16,17 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <numeric>
-#include <string>
 #include <vector>
 
 namespace
 {
 
 using namespace mdkv;
-using support::error_text;
 using support::tensor;
 using host = cpu::backend;
 

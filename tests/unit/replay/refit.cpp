@@ -19,10 +19,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstddef>
-#include <limits>
 #include <set>
-#include <string>
 #include <type_traits>
 #include <vector>
 

@@ -19,10 +19,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
-#include <memory>
-#include <numeric>
-#include <span>
-#include <string>
 #include <utility>
 #include <vector>
 

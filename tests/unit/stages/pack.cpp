@@ -40,7 +40,6 @@ using support::error_text;
 using support::index_t;
 using support::packed_layer;
 using support::packed_sizes;
-using support::placement;
 using support::tensor;
 
 template <class T>

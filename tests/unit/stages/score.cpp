@@ -24,8 +24,6 @@
 #include <limits>
 #include <optional>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -40,7 +38,6 @@ using support::layer_sizes;
 using support::lse_of;
 using support::mixed_rungs;
 using support::paper_rungs;
-using support::placement;
 using support::quantised_sets;
 using support::tensor;
 using support::worst_error;

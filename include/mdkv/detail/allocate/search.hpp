@@ -178,8 +178,9 @@ struct narrow
         if (!search.goes_on(ties)) { return; }
         std::int64_t* const sums = ties ? w.ties + item * w.pieces() : w.histogram + item * bins;
         index_t const n          = ties ? w.pieces() : search.bins();
-        first_over const found =
-            first_over::find(t, n, search.left, [&](index_t i) { return sums[ties ? i : n - 1 - i]; });
+        std::int64_t* const last = sums + n - 1; // bins count from the highest one down
+        first_over const found   = ties ? first_over::find(t, n, search.left, [&](index_t i) { return sums[i]; })
+                                        : first_over::find(t, n, search.left, [&](index_t i) { return last[-i]; });
         t.sync();
         for (index_t b = t.rank(); b < n && !ties; b += t.size()) { sums[b] = 0; } // for the next level
         if (t.rank() != 0) { return; }
