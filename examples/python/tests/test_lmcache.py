@@ -75,16 +75,14 @@ def test_more_bytes_lose_less_and_all_tokens_come_back(dtype):
     for tokens in (T, 37, 1000):
         src = chunk(dtype, tokens, 1 if tokens == 37 else L)
         errors = []
-        for share in (0.45, 0.6, 0.8, 1.1) if tokens != 37 else (4.0,):
-            if share > 1.1:
-                with pytest.raises(ValueError, match="a share of [0-9]"):
-                    there_and_back(src, 0.5)
-                continue
+        for share in (0.45, 0.6, 0.8, 1.1):
             count, back = there_and_back(src, share)
             assert count <= share * src.get_size()
             assert torch.isfinite(back.tensor).all() and (back.tensor.float().norm(dim=-1) > 0).all()
             errors.append(off(back, src))
-        assert errors == sorted(errors, reverse=True) and max(errors, default=0) < 0.12, errors
+        assert errors == sorted(errors, reverse=True) and max(errors) < 0.12, errors
+    with pytest.raises(ValueError, match="a share of [0-9]"):  # records alone take more
+        there_and_back(chunk(dtype, 8, 1), 0.5)
 
 
 def turned(rows, base):
@@ -125,7 +123,7 @@ def test_estimates_hold_and_are_close():
         src = chunk(tokens=tokens)
         estimate = serializer.estimate_serialized_size(layout(src))
         count, _ = there_and_back(src, 0.5)
-        assert estimate - 16384 <= count <= estimate <= 0.5 * src.get_size()
+        assert estimate - 2048 <= count <= estimate <= 0.5 * src.get_size()
 
 
 def test_types_and_threads_of_lmcache():

@@ -68,7 +68,7 @@ class MdkvSerializer(Serializer):
         return len(made)
 
     def estimate_serialized_size(self, layout_desc):
-        """An upper bound of the bytes of a chunk of this layout, within 256 bytes and 192 a layer."""
+        """An upper bound of the bytes of a chunk of this layout, some hundred bytes a layer above them."""
         return sum(self._size(shape, dtype) for shape, dtype in zip(layout_desc.shapes, layout_desc.dtypes))
 
     def _size(self, shape, dtype):
