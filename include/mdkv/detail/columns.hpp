@@ -78,7 +78,8 @@ MDKV_HD void for_neighbours(Team const& t, int tokens, int coordinates, Body con
 template <team Team, class Row>
 MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const& row, float* to)
 {
-    for_neighbours(t, tokens, coordinates, [&](int i, int c, auto n) {
+    for_neighbours(t, tokens, coordinates, [&](int i, int c, auto count) {
+        constexpr int n = decltype(count)::value; // kernels convert no integral_constant
         float x[std::size_t{n}];
         widen_lanes(t, row(i) + c, x);
         for (int l = 0; l < n; ++l) { to[(c + l) * tile_tokens + i] = x[l]; }
@@ -89,7 +90,8 @@ MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const
 template <element T, team Team, class Row>
 MDKV_HD void narrow_columns(Team const& t, int tokens, int coordinates, float const* from, Row const& row)
 {
-    for_neighbours(t, tokens, coordinates, [&](int i, int c, auto n) {
+    for_neighbours(t, tokens, coordinates, [&](int i, int c, auto count) {
+        constexpr int n = decltype(count)::value; // kernels convert no integral_constant
         float x[std::size_t{n}];
         for (int l = 0; l < n; ++l) { x[l] = from[(c + l) * tile_tokens + i]; }
         for (int l = 0; std::same_as<T, half> && l < n; ++l) { x[l] = within_half(x[l]); }

@@ -57,7 +57,7 @@ MDKV_HD void for_codes(Team const& t, coded_group const& group, Body const& body
     auto const go_over   = [&](int i, auto count) {
         for (int o = member(t); o < others; o += members(t))
         {
-            body(i * others + count * o, i * step + o * other_step, step, count);
+            body(i * others + decltype(count)::value * o, i * step + o * other_step, step, count);
         }
     };
     int i = 0;
