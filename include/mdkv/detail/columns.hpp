@@ -140,15 +140,15 @@ MDKV_HD void project_columns(Team const& t, float const* columns, int tokens, in
     }
 }
 
-/// x[j][i] = coordinate c + j of a tile's token i in a head's basis, for j < n, from the token's `dim` coordinates in `columns`; or,
+/// x[j][i] = coordinate c + j of token i of a tile's first ones in a head's basis, for j < n, from the token's `dim` coordinates in `columns`; or,
 /// back from the basis, of the vector itself. All members have seen x and columns, and all see the result.
 template <team Team, class Basis>
-MDKV_OUTLINE MDKV_HD void turn_columns(
-    Team const& t, float const* columns, int dim, Basis const& basis, index_t h, bool back, int c, int n, float* x)
+MDKV_OUTLINE MDKV_HD void turn_columns(Team const& t, float const* columns, int tokens, int dim, Basis const& basis,
+    index_t h, bool back, int c, int n, float* x)
 {
     t.sync();
     project_columns(
-        t, columns, tile_tokens, dim, n, [&](int j) { return back ? basis.row(h, 0) + c + j : basis.row(h, c + j); },
+        t, columns, tokens, dim, n, [&](int j) { return back ? basis.row(h, 0) + c + j : basis.row(h, c + j); },
         [&](int j, int i, auto const& sums) {
             for (int l = 0; l < Team::lanes; ++l) { x[j * tile_tokens + i + l] = sums[l]; }
         },

@@ -110,7 +110,7 @@ private:
         {
             int const n = ref.rows.coordinates - c < at_once ? ref.rows.coordinates - c : at_once;
             if (!in_basis) { load(t, memory, c, n, memory.x); }
-            else { turn_columns(t, memory.columns, dim, basis, ref.h, false, c, n, memory.x); }
+            else { turn_columns(t, memory.columns, tile, dim, basis, ref.h, false, c, n, memory.x); }
             if (ref.rows.kind == storage::plain) { write_elements(t, memory, ref, c, n); }
             else
             {

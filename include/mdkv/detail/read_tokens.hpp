@@ -169,8 +169,8 @@ private:
         for (int d = 0; in_basis && d < dim; d += at_once)
         {
             int const n = dim - d < at_once ? dim - d : at_once;
-            turn_columns(t, memory.columns, ref.rows.coordinates, ref.rows.by_token ? walk.value_basis : walk.key_basis,
-                ref.h, true, d, n, memory.x);
+            turn_columns(t, memory.columns, ref.count, ref.rows.coordinates,
+                ref.rows.by_token ? walk.value_basis : walk.key_basis, ref.h, true, d, n, memory.x);
             write(t, memory, ref.count, d, n, memory.x);
         }
     }

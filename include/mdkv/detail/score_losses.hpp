@@ -185,7 +185,7 @@ private:
         load(t, keys, h, first, count, memory.columns);
         for (int c = 0; plan.codes && c < plan.latent; c += group)
         {
-            turn_columns(t, memory.columns, plan.dim, key_basis, h, false, c,
+            turn_columns(t, memory.columns, tile, plan.dim, key_basis, h, false, c,
                 plan.latent - c < group ? plan.latent - c : group, memory.x);
             for (int r = 0; r < plan.count; ++r)
             {
@@ -249,7 +249,7 @@ private:
         Team const& t, scratch const& memory, index_t h, int c, int all, bool left_out) const
     {
         int const some = all - c < group ? all - c : group;
-        turn_columns(t, memory.columns, plan.value_dim, value_basis, h, false, c, some, memory.x);
+        turn_columns(t, memory.columns, tile, plan.value_dim, value_basis, h, false, c, some, memory.x);
         for (int r = 0; r < plan.count; ++r)
         {
             score_rung const& u = plan.rungs[r];

@@ -54,10 +54,12 @@ struct whiten
             {
                 double* const row     = gram.row(h, i);
                 double const multiple = pivot == 0 ? 0.0 : top[i] / pivot;
-                for (index_t j = share.column; j < dim; j += t.size()) // columns before k already belong to W
-                {
-                    row[j] = j == k ? -multiple : row[j] - multiple * top[j];
-                }
+                auto const subtract   = [&](index_t from, index_t to) {
+                    for (index_t j = from + share.column; j < to; j += t.size()) { row[j] -= multiple * top[j]; }
+                };
+                subtract(0, k); // belongs to W already
+                subtract(i, dim);
+                if (share.column == 0) { row[k] = -multiple; }
             }
             t.sync();
         }
