@@ -4,8 +4,8 @@ coordinate, such that the attention output changes least. Attention reads the co
     layer, report = mdkv.compress(queries, keys, values, 0.125)   # one layer of a prompt in an eighth of the bytes
     layer.append(key, value); layer.attend(query, output)         # each decoded token
 
-    mdkv.save("prompt.mdkv", [layer], model="...")                # and in another process, from the file's own pages:
-    layer = mdkv.load("prompt.mdkv", model="...").layer(0)
+    mdkv.save("prompt.mdkv", [layer], identity="...")             # and in another process, from the file's own pages:
+    layer = mdkv.load("prompt.mdkv", identity="...").layer(0)
 
 `Prompt` gives all layers of a prompt one budget, and with `Ranks` heads in several processes. `Reader` does so
 while the prompt is read, in memory that does not grow with its length.
