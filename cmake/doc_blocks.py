@@ -106,7 +106,7 @@ def main():
                     errors.append(error)
                 else:
                     failed += 1
-                    print(f"{page}:{line}: this block does not compile\n{errors[-1]}")
+                    print(f"{page}:{line}: this block does not compile\n{min(errors, key=lambda error: error.count('error:'))}")
     print(f"doc blocks: {compiled} compiled, {failed} failed, {left_out} marked as not compiled")
     return 1 if failed else 0
 

@@ -29,10 +29,10 @@ public:
     void parallel_for(mdkv::index_t count, mdkv::cpu::executor_ref::task_function task, void* context) const
     {
         if (pool_ != nullptr) { return pool_->parallel_for(count, task, context); }
-        loop todo{count, task, context};
-        if (threads_ > 1 && count > 1) { team()(run, &todo, static_cast<unsigned>(threads_), 0); }
-        else { run(&todo); }
-        if (todo.failure) { std::rethrow_exception(todo.failure); }
+        loop shared{count, task, context};
+        if (threads_ > 1 && count > 1) { team()(run, &shared, static_cast<unsigned>(threads_), 0); }
+        else { run(&shared); }
+        if (shared.failure) { std::rethrow_exception(shared.failure); }
     }
 
 private:
@@ -49,17 +49,17 @@ private:
     /// Every thread of a team takes the next index until none is left.
     static void run(void* data)
     {
-        loop& todo = *static_cast<loop*>(data);
-        for (mdkv::index_t i = todo.next++; i < todo.count; i = todo.next++)
+        loop& shared = *static_cast<loop*>(data);
+        for (mdkv::index_t i = shared.next++; i < shared.count; i = shared.next++)
         {
             try
             {
-                todo.task(todo.context, i);
+                shared.task(shared.context, i);
             }
             catch (...)
             {
-                std::lock_guard const lock{todo.failing};
-                if (!todo.failure) { todo.failure = std::current_exception(); }
+                std::lock_guard const lock{shared.failing};
+                if (!shared.failure) { shared.failure = std::current_exception(); }
             }
         }
     }

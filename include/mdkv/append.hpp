@@ -143,7 +143,7 @@ struct count_tail
 /// tokens: `reserve_tail` makes room in time.
 ///
 /// \param on          backend
-/// \param[in] keys    [H, D] or [H, n, D]    after position encoding (positions go on from the prompt's true length), any element type
+/// \param[in] keys    [H, D] or [H, n, D]    after position encoding, which goes on from the prompt's true length; any element type
 /// \param[in] values  [H, Dv] or [H, n, Dv]
 /// \param     to      the cache's view, or its owner; the tail must have room
 /// \cost   writes n tokens; no scratch, no allocation

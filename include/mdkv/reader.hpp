@@ -174,7 +174,7 @@ public:
     ///
     /// \param on   backend: threads, scratch
     /// \cost   allocate over all stored tokens; reads and packs each layer; allocates its new arena beside the old one
-    /// \sync   returns when done, on a GPU too: it waits for the device once, and some times for each layer
+    /// \sync   returns when done, on a GPU too: it waits for the device three times, and some times for each layer
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        layers have different numbers of tokens
     /// \throws non_finite_input        a loss is NaN or infinite; nothing was changed

@@ -245,7 +245,7 @@ template <class T, space S>
 
 } // namespace detail
 
-/// One layer's cache in a backend's memory: a `cache_view`, or an owner, `cpu::cache`, `gpu::cache` or a type of your own with `view()`.
+/// One layer's cache in a backend's memory: a `cache_view`, or an owner: `cpu::cache`, `gpu::cache`, your own type with `view()`.
 template <class C, class B>
 concept cache_on = decltype(detail::cache_of(std::declval<C&>()))::memory_space == B::memory_space;
 /// The same, to write to.

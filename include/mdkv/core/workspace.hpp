@@ -163,8 +163,8 @@ private:
         now_.at = 0;
     }
 
-    /// Several free blocks become one of what calls have needed beside what is in use, and an eighth more, but of no more bytes than
-    /// these had: calls find their memory again, and the needs of calls that grow a little meet no new block each time.
+    /// Several free blocks become one of what calls have needed beside what is in use, and an eighth more, but of no more bytes
+    /// than these had: calls find their memory again, and calls that need a little more each time do not take a block each time.
     MDKV_OUTLINE void join_free() noexcept
     {
         index_t const free = release_free();

@@ -94,13 +94,13 @@ struct move_tail
     }
 };
 
-/// Owns arena, directory and tail of one layer; every stage works on its view. No layout and no heads until `compress` or `pack` fills
-/// it; a moved-from owner has none either. All memory comes from the resource given at construction, which outlives the cache; on a
-/// GPU in the order of a stream, and when the cache is destroyed, other streams' work on it must be over, or be waited for by
-/// its own. Any number of threads may read a const cache at once.
+/// Owns arena, directory and tail of one layer; every stage works on its view. No layout and no heads until `compress` or
+/// `pack` fills it; a moved-from owner has none either. All memory comes from the resource given at construction, which
+/// outlives the cache; on a GPU in the order of a stream, and when the cache is destroyed, other streams' work on it must be
+/// over, or be waited for by its own. Any number of threads may read a const cache at once.
 ///
-/// \tparam Memory  a backend's: `of` makes it, `allocate(bytes)` and `release(data, bytes)` serve bytes, `run(job, items)` runs a job
-///                 where they lie, `wait()` waits for the stream they were taken on
+/// \tparam Memory  a backend's: `of` makes it, `allocate(bytes)` and `release(data, bytes)` serve bytes, `run(job, items)` runs a
+///                 job where they lie, `wait()` waits for the stream they were taken on
 template <element T, space S, class Memory>
 class cache_owner
 {

@@ -59,7 +59,7 @@ MDKV_HD void widen_some(Team const& t, T const* from, index_t n, float (&x)[N])
     for (int l = 0; l < n; ++l) { x[l] = widen(load_at<T>(from + l)); }
 }
 
-/// Calls body(token, coordinate, n) for a tile: one thread takes n = Team::lanes neighbours in a row at once where there are as many,
+/// Calls body(token, coordinate, n) for a tile: one thread takes n = Team::lanes neighbours in a row at once if there are as many,
 /// otherwise n is 1; n is an integral constant.
 template <team Team, class Body>
 MDKV_HD void for_neighbours(Team const& t, int tokens, int coordinates, Body const& body)
@@ -73,8 +73,8 @@ MDKV_HD void for_neighbours(Team const& t, int tokens, int coordinates, Body con
         t, tokens, coordinates - done, [&](int i, int c) { body(i, done + c, std::integral_constant<int, 1>{}); });
 }
 
-/// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where token i begins. A backend may have an overload
-/// of its own.
+/// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where token i begins. Backends may overload
+/// it.
 template <team Team, class Row>
 MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const& row, float* to)
 {
@@ -140,8 +140,8 @@ MDKV_HD void project_columns(Team const& t, float const* columns, int tokens, in
     }
 }
 
-/// x[j][i] = coordinate c + j of token i of a tile's first ones in a head's basis, for j < n, from the token's `dim` coordinates in `columns`; or,
-/// back from the basis, of the vector itself. All members have seen x and columns, and all see the result.
+/// x[j][i] = coordinate c + j, for j < n, of each of a tile's first tokens in a head's basis, from its `dim` coordinates in
+/// `columns`; or, back from the basis, of the vector itself. All members have seen x and columns, and all see the result.
 template <team Team, class Basis>
 MDKV_OUTLINE MDKV_HD void turn_columns(Team const& t, float const* columns, int tokens, int dim, Basis const& basis,
     index_t h, bool back, int c, int n, float* x)

@@ -140,7 +140,7 @@ template <element T, class Cache>
     cache_layout const& layout, Cache const& cache, index_t h, std::size_t i) noexcept
 {
     constexpr int unit = sizeof(T);
-    bool const of_rung = i<layout.rungs, tail = i> layout.rungs;
+    bool const of_rung = i < layout.rungs, tail = layout.rungs < i;
     if (of_rung ? !layout.own_run(i) : tail && cache.tail_capacity == 0) { return {}; }
     head_dims const dims = of_rung ? head_dims{layout.key_coordinates[i], layout.value_coordinates[i]} : layout.dims;
     storage const kind   = of_rung ? layout.kinds[i] : storage::plain;

@@ -17,8 +17,8 @@
 namespace MDKV_NAMESPACE
 {
 
-/// 32 bytes of the caller's for all that must agree before a cache may be used, e.g. the SHA-256 of the model's file and its revision,
-/// the encoding of positions, the text's tokens, and a secret of one tenant.
+/// 32 bytes of the caller's for all that must agree before a cache may be used, e.g. the SHA-256 of the model's file, its
+/// revision, the encoding of positions, the text's tokens, and a secret of one tenant.
 using cache_identity = array<std::uint8_t, 32>;
 
 /// Layers, heads and tokens that a file covers: layers [first_layer, first_layer + n) for n layers given, and heads [first_head,

@@ -109,7 +109,7 @@ struct gather_dropped
     }
 };
 
-/// A layer of a cache that is stored anew: its tokens are read back as vectors, judged by the last queries, and packed at new rungs.
+/// A layer of a cache that is stored anew: its tokens are read back as vectors, judged by the last queries, packed at new rungs.
 template <backend B, element T, element U>
 struct recompressing
 {
