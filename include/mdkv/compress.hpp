@@ -43,13 +43,6 @@ compress_report compress(B const& on, prompt_rows<B, T, U> const& rows, preset c
     expects(!chosen.replayed || rows.queries.extent(1) == tokens,
         "compress: queries [H*G, Q, D] has Q = ", rows.queries.extent(1), "; preset \"", chosen.name,
         "\" replays the queries of all ", tokens, " tokens");
-    index_t const count = rows.queries.extent(1);
-    detail::checks{on, "compress"}
-        .rows("queries", rows.queries, {query_heads, count, rows.keys.extent(2)}, "H*G,Q,D")
-        .rows("keys", rows.keys, {heads, tokens, rows.keys.extent(2)}, "H,N,D")
-        .rows("values", rows.values, {heads, tokens, rows.values.extent(2)}, "H,N,Dv")
-        .in("lse", rows.lse, {{query_heads, count}}, "H*G,Q")
-        .in("lse_elsewhere", rows.lse_elsewhere, {{query_heads, count}}, "H*G,Q");
     prompt_shape<B> const shape{.layers = 1,
         .heads                          = heads,
         .group                          = heads == 0 ? 1 : query_heads / heads,
@@ -57,6 +50,7 @@ compress_report compress(B const& on, prompt_rows<B, T, U> const& rows, preset c
         .tokens                         = tokens,
         .encoding                       = encoding};
     layer_shape{heads, shape.group, tokens, 0, shape.dims, index_t{sizeof(T)}}.expects_valid("compress");
+    detail::expects_rows(on, "compress", shape, rows, tokens, rows.queries.extent(1));
     prompt<B, T, U> p{on, chosen, shape};
     if (chosen.replayed) { p.read_chunk(on, 0, 0, rows); }
     p.finish_layer(on, 0, rows);

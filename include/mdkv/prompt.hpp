@@ -82,6 +82,31 @@ struct compress_report
 namespace detail
 {
 
+/// Checks the shapes of rows of a layer, of so many tokens and queries.
+template <backend B, element T, element U>
+checks expects_rows(B const& on, char const* stage, prompt_shape<B> const& shape, prompt_rows<B, T, U> const& rows,
+    index_t tokens, index_t queries)
+{
+    index_t const heads = checked_multiply(shape.heads, shape.group);
+    checks rest{on, stage};
+    rest.rows("keys", rows.keys, {shape.heads, tokens, shape.dims.keys}, "H,N,D")
+        .rows("values", rows.values, {shape.heads, tokens, shape.dims.values}, "H,N,Dv")
+        .rows("queries", rows.queries, {heads, queries, shape.dims.keys}, "H*G,Q,D")
+        .in("lse", rows.lse, {{heads, queries}}, "H*G,Q")
+        .in("lse_elsewhere", rows.lse_elsewhere, {{heads, queries}}, "H*G,Q");
+    return rest;
+}
+
+/// Refuses NaNs and infinities in rows of a layer, unless the caller guarantees that there are none.
+template <backend B, element T, element U>
+void expects_finite_rows(B const& on, prompt_shape<B> const& shape, index_t layer, prompt_rows<B, T, U> const& rows)
+{
+    if (shape.on_non_finite == non_finite::unchecked) { return; }
+    expects_finite(on, "queries", rows.queries, shape.first_layer + layer);
+    expects_finite(on, "keys", rows.keys, shape.first_layer + layer);
+    expects_finite(on, "values", rows.values, shape.first_layer + layer);
+}
+
 /// The state of a prompt and the stages' calls, behind its checks: pipeline/prompting.hpp.
 template <backend B, element T, element U>
 struct prompt_work;
@@ -161,7 +186,8 @@ public:
         expects(first >= 0 && first <= work_.shape.tokens - count, stage, ": tokens ", first, " to ", first + count,
             " leave the prompt of at most ", work_.shape.tokens);
         if (!work_.settings.replayed) { return; }
-        work_.progress.expects_next(stage, layer, first);
+        expects(first <= work_.progress.of(layer), stage, ": first is ", first, "; of layer ", layer, " only ",
+            work_.progress.of(layer), " tokens were read");
         work_.progress.of(layer) = first; // after an error this part, and those after it, are to be read again
         work_.score_chunk(on, layer, first, rows);
         work_.progress.advance(layer, first + count);
@@ -215,14 +241,10 @@ public:
         expects(work_.progress.finished == 0 || tokens == tokens_, stage, ": layer ", layer, " has ", tokens,
             " tokens; the layers before have ", tokens_);
         layer_shape const one = work_.layer(tokens);
-        if (work_.settings.replayed) { work_.progress.expects_read(stage, layer, one.tokens); }
-        if (work_.shape.on_non_finite == non_finite::error)
-        {
-            index_t const number = work_.shape.first_layer + layer;
-            expects_finite(on, "queries", rows.queries, number);
-            expects_finite(on, "keys", rows.keys, number);
-            expects_finite(on, "values", rows.values, number);
-        }
+        expects(!work_.settings.replayed || work_.progress.of(layer) >= one.tokens, stage, ": of layer ", layer,
+            " only ", work_.progress.of(layer), " tokens were read, not all ", one.tokens,
+            " before the window (read_chunk)");
+        detail::expects_finite_rows(on, work_.shape, layer, rows);
         if (one.tokens > 0) { work_.find_losses(on, layer, rows, one, agreed); }
         work_.agree(on, stage, agreed, tokens, layer); // if all tokens are the window's
         tokens_                  = tokens;
@@ -246,14 +268,12 @@ public:
     /// \throws non_finite_input        a loss is NaN or infinite
     allocation allocate(B const& on, budget limit)
     {
-        constexpr char const* stage = "prompt::allocate";
         detail::agreement agreed{work_.shape.ranks};
-        work_.progress.expects_all_finished(stage, work_.shape.layers);
-        layer_shape one = work_.layer(tokens_);
-        one.heads       = work_.share(1).all;
-        auto next       = work_.plan(stage, limit.in_bytes(one), one);
-        allocation const total = work_.choose_rungs(on, next, one, agreed);
-        work_.settle(on, stage, one, next, total);
+        expects_all_finished();
+        auto const by          = work_.spending_on(tokens_);
+        auto next              = by.plan(work_.stage, limit.in_bytes(by.layer));
+        allocation const total = work_.choose_rungs(on, by, next, agreed);
+        work_.settle(on, by, next, total);
         return total;
     }
 
@@ -268,13 +288,12 @@ public:
     /// \throws as above
     allocation allocate(B const& on, in_view<index_t, 2, B> quotas)
     {
-        constexpr char const* stage = "prompt::allocate";
-        work_.progress.expects_all_finished(stage, work_.shape.layers);
-        detail::checks{on, stage}.in("quotas", quotas, {work_.shape.layers, work_.shape.heads}, "L,H");
-        layer_shape const one = work_.layer(tokens_);
+        expects_all_finished();
+        detail::checks{on, work_.stage}.in("quotas", quotas, {work_.shape.layers, work_.shape.heads}, "L,H");
+        auto const by = work_.spending_on(tokens_);
         decltype(work_.choice) next{};
-        allocation const total = work_.choose_by_quotas(on, quotas, one.tokens, next);
-        work_.settle(on, stage, one, next, total);
+        allocation const total = work_.choose_by_quotas(on, by, quotas, next);
+        work_.settle(on, by, next, total);
         return total;
     }
 
@@ -343,18 +362,19 @@ public:
     }
 
 private:
+    void expects_all_finished() const
+    {
+        for (index_t l = 0; l < work_.shape.layers; ++l)
+        {
+            expects(work_.progress.of(l) < 0, work_.stage, ": layer ", l, " is not finished");
+        }
+    }
     void expects_rows(B const& on, char const* stage, rows_of_layer const& rows, index_t tokens) const
     {
-        index_t const query_heads = checked_multiply(work_.shape.heads, work_.shape.group);
-        index_t const count       = rows.queries.extent(1);
-        detail::checks rest{on, stage};
-        rest.rows("keys", rows.keys, {work_.shape.heads, tokens, work_.shape.dims.keys}, "H,N,D")
-            .rows("values", rows.values, {work_.shape.heads, tokens, work_.shape.dims.values}, "H,N,Dv")
-            .rows("queries", rows.queries, {query_heads, count, work_.shape.dims.keys}, "H*G,Q,D");
+        index_t const count = rows.queries.extent(1);
+        detail::expects_rows(on, stage, work_.shape, rows, tokens, count);
         expects(count >= (tokens > 0 ? 1 : 0) && count <= tokens, stage, ": queries [H*G, Q, D] has Q = ", count,
             "; it must be from 1 to the ", tokens, " tokens");
-        rest.in("lse", rows.lse, {{query_heads, count}}, "H*G,Q")
-            .in("lse_elsewhere", rows.lse_elsewhere, {{query_heads, count}}, "H*G,Q");
     }
 
     detail::prompt_work<B, T, U> work_;

@@ -131,11 +131,7 @@ public:
         detail::prompt_progress::expects_layer(stage, layer, shape.layers);
         index_t const count = rows.keys.extent(1);
         index_t const heads = checked_multiply(shape.heads, shape.group);
-        detail::checks{on, stage}
-            .rows("keys", rows.keys, {shape.heads, count, shape.dims.keys}, "H,N,D")
-            .rows("values", rows.values, {shape.heads, count, shape.dims.values}, "H,N,Dv")
-            .rows("queries", rows.queries, {heads, count, shape.dims.keys}, "H*G,N,D")
-            .in("lse_elsewhere", rows.lse_elsewhere, {{heads, count}}, "H*G,N")
+        detail::expects_rows(on, stage, shape, rows, count, count)
             .out("output", output, {heads, count, shape.dims.values}, "H*G,N,Dv")
             .out("lse", lse, {heads, count}, "H*G,N");
         index_t const before = work_.progress.of(layer); // tokens of the chunk

@@ -282,11 +282,18 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     detail::recompressing<B, T, U> const layer{on, queries, ratios, options, shape, by_slot,
         detail::stored_slots<T, B::memory_space>{stored, next, shape.tokens, as_input(begin)}};
     layer.read();
-    allocation chosen = layer.everything_kept(limit);
-    bool const stay   = chosen.token_bytes + chosen.charged_bytes <= chosen.limit;
-    if (!stay) { chosen = layer.choose(chosen.limit, rung); }
-    recompress_report report = layer.store(to, rung, stay, chosen);
-    report.limit_bytes       = limit;
+    recompress_report report = layer.settle(rung, true);
+    index_t const spend      = limit - report.window_bytes - report.stand_in_bytes;
+    if (report.resident_bytes > limit)
+    {
+        allocation chosen = layer.choose(spend, rung);
+        report            = layer.settle(rung, false);
+        chosen.tokens     = report.chosen.tokens;
+        report.chosen     = chosen;
+    }
+    layer.store(to, rung.data_handle(), report.resident_bytes);
+    report.limit_bytes  = limit;
+    report.chosen.limit = spend;
     return report;
 }
 

@@ -558,7 +558,7 @@ TEST_CASE("bad input is refused by name, and nothing is changed")
         for (index_t i = 0; i < 54; ++i) { elsewhere.set(i == 40 ? bad : 0.0F, i / 9, i % 9); }
         beside.lse_elsewhere = elsewhere.in();
         CHECK(
-            says(error_text<non_finite_input>([&] { g.fold(good, beside, nullptr); }), "options.lse_elsewhere holds"));
+            says(error_text<non_finite_input>([&] { g.fold(good, beside, nullptr); }), "lse_elsewhere"));
         CHECK(contents{g.cache} == before);
     }
     auto spoilt = g.draw(6, 9, 40);

@@ -166,10 +166,17 @@ struct stored_slots
 };
 
 /// Adds to `ends` where the heads of a layer end in a list of tokens before the new windows; its last number is where they begin.
+/// \return the number of tokens of the longest head
 template <element T>
-void add_heads(stored_slots<T, space::host> const& by_slot, std::vector<index_t>& ends)
+index_t add_heads(stored_slots<T, space::host> const& by_slot, std::vector<index_t>& ends)
 {
-    for (index_t h = 0; h < by_slot.layout.heads; ++h) { ends.push_back(ends.back() + by_slot.tokens(h)); }
+    index_t longest = 0;
+    for (index_t h = 0; h < by_slot.layout.heads; ++h)
+    {
+        longest = longest < by_slot.tokens(h) ? by_slot.tokens(h) : longest;
+        ends.push_back(ends.back() + by_slot.tokens(h));
+    }
+    return longest;
 }
 
 /// Sets the loss to 0 at rungs that keep a token's values. A rung above a token's own, or one that its head stores no

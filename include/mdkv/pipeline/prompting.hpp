@@ -14,7 +14,7 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/pipeline/prompt_state.hpp>
+#include <mdkv/pipeline/measure.hpp>
 #include <mdkv/pipeline/steps.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/balance.hpp>
@@ -32,6 +32,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -39,69 +40,6 @@
 
 namespace MDKV_NAMESPACE::detail
 {
-
-/// The last n rows of a dimension.
-template <std::size_t Dim, class V, std::size_t Rank, space S>
-[[nodiscard]] constexpr view<V, Rank, S> last(view<V, Rank, S> const& all, index_t n)
-{
-    return slice<Dim>(all, all.extent(Dim) - n, n);
-}
-template <std::size_t Dim, class V, std::size_t Rank, space S>
-[[nodiscard]] constexpr std::optional<view<V, Rank, S>> last(std::optional<view<V, Rank, S>> const& all, index_t n)
-{
-    if (!all) { return std::nullopt; }
-    return last<Dim>(*all, n);
-}
-
-/// Keeps the keys of the prompt's first tokens: `rows` are those of tokens from `first` on.
-template <backend B, element T, element U>
-void keep_sinks(B const& on, prompt_rows<B, T, U> const& rows, index_t first, out_view<T, 3, B> sinks)
-{
-    index_t const kept = (std::min)(sinks.extent(1) - first, rows.keys.extent(1));
-    if (kept > 0) { run(on, copy_rows<B, T>{slice<1>(rows.keys, 0, kept), slice<1>(sinks, first, kept)}); }
-}
-
-/// Finds the losses of the first n tokens of `rows`, which begin at token `first`, by their own queries, in the preset's chunks.
-/// \param loss  [H, R, n]
-template <backend B, element T, element U>
-void replay_chunks(B const& on, preset const& p, rotary_encoding<B> const& encoding, prompt_rows<B, T, U> const& rows,
-    index_t first, index_t n, in_view<T, 3, B> sinks, out_view<float, 3, B> loss)
-{
-    index_t const chunk = p.replayed->chunk;
-    for (index_t at = 0; at < n; at += chunk)
-    {
-        index_t const count = (std::min)(chunk, n - at);
-        auto options        = p.replay(encoding);
-        if (rows.lse_elsewhere) { options.lse_elsewhere = slice<1>(*rows.lse_elsewhere, at, count); }
-        mdkv::replay(on, slice<1>(rows.queries, at, count), slice<1>(rows.keys, at, count),
-            slice<1>(rows.values, at, count), slice<1>(sinks, 0, (std::min)(first + at, sinks.extent(1))), p.ratios,
-            options, slice<2>(loss, at, count));
-    }
-}
-
-/// Keeps the queries of refit's last blocks: `queries` are those of tokens from `first` on.
-/// \param kept  [H*G, kept() * each, D]
-template <backend B, element U>
-void keep_blocks(B const& on, refit_part const& part, index_t group, in_view<U, 3, B> const& queries, index_t first,
-    out_view<U, 3, B> kept)
-{
-    index_t const each  = part.each(group);
-    index_t const step  = part.step(group);
-    index_t const count = queries.extent(1);
-    for (index_t b = first / part.apart; part.first(b) < first + count; ++b)
-    {
-        index_t const begin = part.first(b);
-        auto const before   = [&](index_t token) { // rows of the block before a token
-            return token <= begin ? 0 : (std::min)((token - begin + step - 1) / step, each);
-        };
-        index_t const i = before(first);
-        index_t const n = before(first + count) - i;
-        if (n == 0) { continue; }
-        in_view<U, 3, B> const rows{after(queries.data_handle(), (begin + i * step - first) * queries.stride(1)),
-            {queries.extent(0), n, queries.extent(2)}, {queries.stride(0), step * queries.stride(1), 1}};
-        run(on, copy_rows<B, U>{rows, slice<1>(kept, part.place(b) * each + i, n)});
-    }
-}
 
 /// A hash of what must be the same on every rank of a prompt of `tokens` tokens; on a GPU waits for the encoding's frequencies.
 template <element T, element U, backend B>
@@ -151,6 +89,9 @@ struct prompt_work
     bool balanced = false;                    ///< whether the losses of all layers are
     prompt_progress progress{};
     prompt_choice choice{}; ///< its budget is -1 until rungs are chosen
+
+    static constexpr char const* stage =
+        "prompt::allocate"; ///< that of plan, choose_rungs, choose_by_quotas and settle
 
     [[nodiscard]] index_t rung_count() const noexcept { return static_cast<index_t>(settings.ratios.size()); }
 
@@ -315,82 +256,35 @@ struct prompt_work
         keep(as_input(scored));
     }
 
+    /// How a budget of a prompt of `tokens` tokens is spent.
+    [[nodiscard]] spending spending_on(index_t tokens) const
+    {
+        layer_shape one = layer(tokens);
+        one.heads       = share(1).all;
+        return {settings, costs, one};
+    }
+
     /// This rank's heads of some layers.
     [[nodiscard]] head_share share(index_t layers) const { return {shape.ranks, layers, shape.heads}; }
 
     /// Agrees on the call with all ranks.
     /// \param number  that of the layer, or the complement of the limit
-    void agree(B const& on, char const* stage, agreement& agreed, index_t tokens, index_t number) const
+    void agree(B const& on, char const* call, agreement& agreed, index_t tokens, index_t number) const
     {
         if (!agreed.open()) { return; }
-        agreed.settle(stage, share(1), hash_of(number, hash_of_prompt<T, U>(on, settings, shape, tokens)));
+        agreed.settle(call, share(1), hash_of(number, hash_of_prompt<T, U>(on, settings, shape, tokens)));
     }
 
     /// Whether losses of a layer are joined, over all ranks.
     [[nodiscard]] bool joins() const { return settings.replayed && settings.last_queries_score(); }
 
-    /// Finds out whether everything fits, and plans the number of stand-ins.
-    /// \param one  a layer with the heads of all ranks
-    [[nodiscard]] prompt_choice plan(char const* stage, index_t bytes, layer_shape const& one) const
+    allocation choose_rungs(B const& on, spending const& by, prompt_choice& next, agreement& agreed)
     {
-        prompt_choice next{.budget = bytes};
-        std::size_t const best = settings.ratios.size() - 1;
-        index_t const exact    = one.window_bytes();
-        next.all_full     = settings.ratios[best].full() && bytes - exact >= one.heads * one.tokens * costs.bytes[best];
-        next.coded_window = !next.all_full && coded_window_bytes(one) < exact && settings.window_part > bytes / exact;
-        index_t const window = next.coded_window ? coded_window_bytes(one) : exact;
-        expects(bytes >= window, stage, ": a budget of ", bytes, " bytes a layer cannot hold the window of ",
-            one.window, " tokens; at least ", window, " bytes are needed");
-        if (next.all_full || !settings.ratios.can_drop()) { return next; }
-        plan_stand_ins(next, one, settings.coded_stand_ins && settings.ratios.any_rotated());
-        if (next.stand_ins == 0) { plan_stand_ins(next, one, false); }
-        return next;
-    }
-
-    /// Sets how stand-ins are stored, and the most of a head: fewer if they are uncompressed against the preset's wish.
-    void plan_stand_ins(prompt_choice& next, layer_shape const& one, bool coded) const
-    {
-        index_t const most   = settings.most_stand_ins(coded, next.budget, one.heads, stand_in_bytes(coded));
-        index_t const head   = most * stand_in_bytes(coded) + (coded || next.coded_window ? costs.channels : 0);
-        next.coded_stand_ins = coded;
-        next.stand_ins       = one.heads * head <= next.budget - window_bytes(next, one) ? most : 0;
-    }
-
-    /// Whether a choice gives the set's cheapest codes to most of the tokens that it keeps: their noise costs little then,
-    /// and that of window and stand-ins, too, which are in no loss.
-    [[nodiscard]] bool codes_are_cheap(allocation const& chosen) const
-    {
-        std::size_t const codes = settings.ratios.cheapest_rotated();
-        index_t more            = 0;
-        for (std::size_t r = codes + 1; r < settings.ratios.size(); ++r) { more += chosen.tokens[r]; }
-        return chosen.tokens[codes] >= more;
-    }
-
-    /// Bytes of the window in codes, and of the channels that they need; those of the exact window if the set has no codes.
-    [[nodiscard]] index_t coded_window_bytes(layer_shape const& one) const
-    {
-        std::size_t const codes = settings.ratios.costliest_rotated();
-        if (codes == settings.ratios.size()) { return one.window_bytes(); }
-        return one.heads * (one.window * costs.bytes[codes] + costs.channels);
-    }
-    /// Bytes of the window by a choice, without the channels, which `allocate` sets aside.
-    [[nodiscard]] index_t window_bytes(prompt_choice const& by, layer_shape const& one) const
-    {
-        return by.coded_window ? coded_window_bytes(one) - one.heads * costs.channels : one.window_bytes();
-    }
-    /// Bytes of a stand-in.
-    [[nodiscard]] index_t stand_in_bytes(bool coded) const
-    {
-        return coded ? costs.bytes[settings.ratios.cheapest_rotated()] : layer(0).token_bytes();
-    }
-
-    /// \param one  a layer with the heads of all ranks
-    allocation choose_rungs(B const& on, prompt_choice& next, layer_shape const& one, agreement& agreed)
-    {
-        index_t const L = shape.layers;
-        index_t const N = one.tokens;
-        index_t spend   = next.budget - window_bytes(next, one);
-        agree(on, "prompt::allocate", agreed, N + one.window, ~next.budget);
+        layer_shape const& one = by.layer;
+        index_t const L        = shape.layers;
+        index_t const N        = one.tokens;
+        index_t spend          = next.budget - by.window_bytes(next);
+        agree(on, stage, agreed, N + one.window, ~next.budget);
         choice = {};
         if (next.all_full) { return keep_everything(on, L * one.heads, N, L * spend); }
         if (settings.shared && !balanced)
@@ -400,35 +294,26 @@ struct prompt_work
             balance_losses(on, share(L), slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
             balanced = true;
         }
-        index_t const limits = settings.shared ? 1 : L;
-        workspace::frame frame{*on.scratch};
-        auto const bytes  = scratch_view<index_t>(on, frame, limits);
+        if (next.coded_window) { fill_rungs(on, settings.ratios.costliest_rotated()); } // the window's stay
+        auto const limits = static_cast<std::size_t>(settings.shared ? 1 : L);
         auto const choose = [&](index_t each) {
-            run(on, fill<index_t>{bytes.data_handle(), L / limits * each, limits});
-            return total_of(allocate_within(
-                on, as_input(bytes), costs, {.charge = settings.charge, .ranks = shape.ranks, .layers = L}, lists(N)));
+            return allocate_within(on, stage, std::vector(limits, L / static_cast<index_t>(limits) * each), costs,
+                {.charge = settings.charge, .ranks = shape.ranks, .layers = L}, lists(N));
         };
         allocation total = choose(spend);
-        if ((next.coded_window || next.coded_stand_ins) && !codes_are_cheap(total))
+        if ((next.coded_window || next.coded_stand_ins) && !by.codes_are_cheap(total))
         {
             bool const anew   = next.coded_window && next.budget >= one.window_bytes();
             next.coded_window = next.coded_window && !anew;
-            plan_stand_ins(next, one, false);
-            spend = next.budget - window_bytes(next, one);
+            by.plan_stand_ins(next, false);
+            spend = next.budget - by.window_bytes(next);
             if (anew) { total = choose(spend); }
         }
-        if (next.coded_window)
-        {
-            run(on,
-                fill_last_rungs<B>{slice<2>(rungs, 0, N + one.window), N,
-                    static_cast<std::uint8_t>(settings.ratios.costliest_rotated())},
-                L * shape.heads);
-        }
-        index_t const aside = one.heads * next.stand_ins * stand_in_bytes(next.coded_stand_ins);
+        index_t const aside = one.heads * next.stand_ins * by.stand_in_bytes(next.coded_stand_ins);
         if (aside > 0 && total.tokens[0] > 0) { total = choose(spend - aside); }
         if (next.coded_window) // its tokens have rungs like others
         {
-            index_t const of_windows = L * window_bytes(next, one);
+            index_t const of_windows = L * by.window_bytes(next);
             total.tokens[settings.ratios.costliest_rotated()] += L * one.heads * one.window;
             total.token_bytes += of_windows;
             total.limit += of_windows;
@@ -436,13 +321,18 @@ struct prompt_work
         return total;
     }
 
+    void fill_rungs(B const& on, std::size_t rung) const
+    {
+        run(on, fill<std::uint8_t>{rungs.data_handle(), static_cast<std::uint8_t>(rung),
+                    rungs.extent(0) * rungs.extent(1) * rungs.extent(2)});
+    }
+
     /// Gives all tokens the full rung.
     /// \param heads  number of heads, of all ranks and layers, that share a limit of so many bytes
     [[nodiscard]] allocation keep_everything(B const& on, index_t heads, index_t tokens, index_t bytes) const
     {
         auto const best = settings.ratios.size() - 1;
-        run(on, fill<std::uint8_t>{rungs.data_handle(), static_cast<std::uint8_t>(best),
-                    rungs.extent(0) * rungs.extent(1) * rungs.extent(2)});
+        fill_rungs(on, best);
         allocation total;
         total.status       = allocation_status::everything_kept;
         total.limit        = bytes;
@@ -453,52 +343,45 @@ struct prompt_work
 
     /// Chooses rungs for each head within its own limit.
     [[nodiscard]] allocation choose_by_quotas(
-        B const& on, in_view<index_t, 2, B> const& quotas, index_t tokens, prompt_choice& next)
+        B const& on, spending const& by, in_view<index_t, 2, B> const& quotas, prompt_choice& next)
     {
         choice            = {};
         auto const [L, H] = std::pair{shape.layers, shape.heads};
-        workspace::frame frame{*on.scratch};
-        auto const limits = scratch_view<index_t>(on, frame, L * H);
-        run(on, copy_rows<B, index_t>{of_one_layer(quotas), {limits.data_handle(), {1, L, H}, {L * H, H, 1}}});
-        std::vector<index_t> bytes(static_cast<std::size_t>(L * H));
-        fetch(on, limits.data_handle(), bytes.data(), L * H);
-        index_t const uncompressed = tokens * costs.bytes[costs.size() - 1];
-        auto const holds           = [&](index_t quota) { return quota >= uncompressed; };
-        next.all_full = settings.ratios[costs.size() - 1].full() && std::all_of(bytes.begin(), bytes.end(), holds);
+        std::vector<index_t> limits(static_cast<std::size_t>(L * H));
+        {
+            workspace::frame frame{*on.scratch};
+            auto const bytes = scratch_view<index_t>(on, frame, 1, L, H);
+            run(on, copy_rows<B, index_t>{of_one_layer(quotas), bytes});
+            fetch(on, bytes.data_handle(), limits.data(), L * H);
+        }
+        index_t const N     = by.layer.tokens;
+        index_t const whole = N * costs.bytes[costs.size() - 1];
+        next.all_full       = settings.ratios[costs.size() - 1].full()
+                        && std::all_of(limits.begin(), limits.end(), [&](index_t quota) { return quota >= whole; });
         if (next.all_full)
         {
-            index_t sum = 0;
-            for (index_t const quota : bytes) { sum += quota; }
-            return keep_everything(on, L * H, tokens, sum);
+            return keep_everything(on, L * H, N, std::accumulate(limits.begin(), limits.end(), index_t{0}));
         }
-        return total_of(allocate_within(on, as_input(limits), costs, {.charge = settings.charge}, lists(tokens)));
+        return allocate_within(on, stage, limits, costs, {.charge = settings.charge}, lists(N));
     }
 
     /// Ends a choice of rungs: refuses a bad one, and finds the bytes of all arenas.
-    /// \param one  a layer with the heads of all ranks that share the limit
-    void settle(B const& on, char const* stage, layer_shape const& one, prompt_choice next, allocation const& total)
+    void settle(B const& on, spending const& by, prompt_choice next, allocation const& total)
     {
-        bool const quotas = next.budget < 0;
-        next.multiplier   = total.multiplier;
+        layer_shape const& one = by.layer;
+        bool const quotas      = next.budget < 0;
+        next.multiplier        = total.multiplier;
         if (quotas) { next.budget = one.window_bytes() + total.limit / shape.layers; }
-        expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
-            ": a loss is NaN or infinite; queries of a chunk, an lse, keys or values are not finite, or too large to "
-            "multiply");
         bool const fits = total.status != allocation_status::over_limit;
         expects(fits || !quotas, stage,
             ": a quota cannot hold the tokens of its head at their cheapest rung; at least ",
             costs.least(1, one.tokens), " bytes are needed");
         expects(fits, stage, ": a budget of ", next.budget,
             " bytes a layer cannot hold every token at its cheapest rung; at least ",
-            window_bytes(next, one) + costs.least(one.heads, one.tokens), " bytes are needed");
+            by.window_bytes(next) + costs.least(one.heads, one.tokens), " bytes are needed");
         if (total.tokens[0] == 0) { next.stand_ins = 0; }
-        choice = next; // its layout is the caches'
-        size_layers(on, one.tokens + one.window);
-    }
-
-    /// Finds the bytes of all layers' arenas after a choice.
-    void size_layers(B const& on, index_t tokens)
-    {
+        choice               = next; // its layout is the caches'
+        index_t const tokens = one.tokens + one.window;
         run(on,
             size_arenas<T, B>{as_input(slice<2>(rungs, 0, stored_layer(tokens).tokens)), layout(tokens),
                 choice.stand_ins, sizes.data_handle()},

@@ -21,6 +21,7 @@
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
+#include <mdkv/pipeline/measure.hpp>
 #include <mdkv/pipeline/steps.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
@@ -82,14 +83,6 @@ struct reader_work
     out_view<double, 1, B> totals{};    ///< [L]  losses at rung 0 of all tokens before the chunk
     out_view<head_entry, 1, B> no_tokens{}; ///< [H]  a directory of nothing
 
-    reader_work(
-        preset const& chosen, prompt_shape<B> const& shape_, reader_options const& options_, std::span<Cache> caches_)
-        : settings{chosen}
-        , shape{shape_}
-        , options{options_}
-        , caches{caches_}
-    {}
-
     [[nodiscard]] layer_shape layer(index_t tokens) const
     {
         index_t const window = (std::min)(settings.window, tokens);
@@ -126,10 +119,10 @@ struct reader_work
         index_t const least = one.window_bytes();
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
             one.window, " tokens; at least ", least, " bytes are needed");
-        // A reader makes stand-ins anew, out of uncompressed ones.
-        stand_ins          = settings.most_stand_ins(false, limit_bytes, H, one.token_bytes());
-        index_t const head = stand_ins * one.token_bytes() + costs.channels;
-        stand_ins          = H * head <= limit_bytes - least ? stand_ins : 0;
+        prompt_choice plan{.budget = limit_bytes};
+        spending{settings, costs, one}.plan_stand_ins(
+            plan, false); // a reader makes stand-ins anew, out of uncompressed ones
+        stand_ins          = plan.stand_ins;
         auto const [D, Dv] = shape.dims;
         index_t const queries =
             (std::min)(settings.queries, shape.tokens); // if they do not score, for channels and stand-ins
@@ -160,12 +153,7 @@ struct reader_work
         auto const raw       = scratch_view<float>(on, frame, pools ? H : 0, R, n);
         auto const moved_lse = scratch_view<float>(on, frame, H * shape.group, kept_queries, 1);
         auto const moved     = scratch_view<U>(on, frame, H * shape.group, kept_queries, shape.dims.keys);
-        if (shape.on_non_finite == non_finite::error)
-        {
-            expects_finite(on, "queries", rows.queries, shape.first_layer + l);
-            expects_finite(on, "keys", rows.keys, shape.first_layer + l);
-            expects_finite(on, "values", rows.values, shape.first_layer + l);
-        }
+        expects_finite_rows(on, shape, l, rows);
         index_t const position = read + before;
         keep_sinks(on, rows, position, item_of(sinks, l));
         auto const found = slice<2>(item_of(losses, l), before, n);
@@ -182,22 +170,6 @@ struct reader_work
         keep_last<float>(on, asked.of(l), as_input(column(lse)), moved_lse, column(item_of(recent_lse, l)));
         keep_last<U>(on, asked.of(l), rows.queries, moved, item_of(recent, l));
         asked.of(l) = (std::min)(asked.of(l) + n, most);
-    }
-
-    /// Puts the last rows of a call behind the first `held` rows of `latest`, of which the last ones stay as far as there is room.
-    /// \param moved  scratch for the rows that stay
-    template <class V>
-    void keep_last(
-        B const& on, index_t held, in_view<V, 3, B> rows, out_view<V, 3, B> moved, out_view<V, 3, B> latest) const
-    {
-        index_t const fresh = (std::min)(rows.extent(1), latest.extent(1));
-        index_t const stay  = moved.extent(1);
-        if (stay < held)
-        {
-            run(on, copy_rows<B, V>{as_input(slice<1>(latest, held - stay, stay)), moved});
-            run(on, copy_rows<B, V>{as_input(moved), slice<1>(latest, 0, stay)});
-        }
-        run(on, copy_rows<B, V>{last<1>(rows, fresh), slice<1>(latest, stay, fresh)});
     }
 
     /// The last queries of a layer.
@@ -271,24 +243,23 @@ struct reader_work
         }
         for (index_t l = 0; l < L && all == 0 && last; ++l) { cache(l) = cache(l).like(layout(0), 0, 0); }
         if (all == 0 || (n == 0 && !last)) { return measured(report); }
+        bool const chooses = !fits(report.limit_bytes);
+        bool const counts  = n > 0 && pending == 0; // the chunk's tokens, into means
+        workspace::frame frame{*on.scratch};
+        auto const first = scratch_view<index_t>(on, frame, L * H + 1);
         std::vector<index_t> ends{0}; // heads' tokens among those of all heads, windows left out
+        std::vector<token_list> lists;
+        index_t most = 0;
         for (index_t l = 0; l < L; ++l)
         {
             host_directory<T> const directory{on, cache(l).view()};
-            add_heads<T>({directory.view, layout(W)}, ends);
+            index_t const begin   = ends.back();
+            index_t const longest = add_heads<T>({directory.view, layout(W)}, ends);
+            lists.push_back({as_input(slice<0>(first, l * H, H + 1)), begin, ends.back(), longest});
+            most = (std::max)(most, longest);
         }
-        bool const chooses = !fits(report.limit_bytes);
-        bool const counts  = n > 0 && pending == 0; // the chunk's tokens, into means
-        index_t most       = 0;
-        for (index_t l = 0; l < L; ++l) { most = (std::max)(most, longest(ends, l)); }
-
-        workspace::frame frame{*on.scratch};
-        auto const first   = scratch_view<index_t>(on, frame, L * H + 1);
         auto const rung    = scratch_view<std::uint8_t>(on, frame, ends.back());
-        auto const list_of = [&](index_t l) { // a layer's
-            return token_list{as_input(slice<0>(first, l * H, H + 1)), ends[static_cast<std::size_t>(l * H)],
-                ends[static_cast<std::size_t>((l + 1) * H)], longest(ends, l)};
-        };
+        auto const list_of = [&](index_t l) -> token_list const& { return lists[static_cast<std::size_t>(l)]; };
         copy(on, ends.data(), first.data_handle(), std::ssize(ends) * index_t{sizeof(index_t)});
         report.chosen.status = allocation_status::everything_kept;
         {
@@ -313,9 +284,11 @@ struct reader_work
             index_t const fixed = one.window_bytes() + one.bytes_of(stand_ins);
             if (chooses)
             {
-                report.chosen =
-                    choose(on, stage, report.limit_bytes - L * fixed, as_input(loss), as_input(first), most, rung);
-                lowered = true;
+                auto const limits = static_cast<std::size_t>(settings.shared ? 1 : L);
+                report.chosen     = allocate_within(on, stage,
+                        std::vector(limits, (report.limit_bytes - L * fixed) / static_cast<index_t>(limits)), costs,
+                        {.charge = settings.charge}, {as_input(loss), rung, as_input(first), most});
+                lowered           = true;
             }
             workspace::frame more{*on.scratch};
             auto const keys = scratch_view<T>(on, more, weighs() ? H : 0, counted, shape.dims.keys);
@@ -382,17 +355,6 @@ struct reader_work
         return {cache(l).view(), layout(W), list.longest, list.first};
     }
 
-    /// Tokens of the longest head of a layer.
-    [[nodiscard]] index_t longest(std::vector<index_t> const& ends, index_t l) const
-    {
-        index_t most = 0;
-        for (auto i = static_cast<std::size_t>(l * H); i < static_cast<std::size_t>((l + 1) * H); ++i)
-        {
-            most = (std::max)(most, ends[i + 1] - ends[i]);
-        }
-        return most;
-    }
-
     /// The unit of layer l, whose losses at rung 0 add up to `total`.
     [[nodiscard]] layer_units units_of(index_t l, double const* total, index_t tokens, double weight) const
     {
@@ -437,21 +399,6 @@ struct reader_work
                     units_of(l, total.totals, tokens, double{settings.replayed->join}), joined});
     }
 
-    /// Chooses rungs for all layers at once or, unless they share the limit, for each.
-    [[nodiscard]] allocation choose(B const& on, char const* stage, index_t spend, in_view<float, 2, B> loss,
-        in_view<index_t, 1, B> first, index_t most, out_view<std::uint8_t, 1, B> rung) const
-    {
-        index_t const count = settings.shared ? 1 : L;
-        workspace::frame frame{*on.scratch};
-        auto const limits = scratch_view<index_t>(on, frame, count);
-        run(on, fill<index_t>{limits.data_handle(), spend / count, count});
-        allocation const total = total_of(
-            allocate_within(on, as_input(limits), costs, {.charge = settings.charge}, {loss, rung, first, most}));
-        expects<non_finite_input>(total.status != allocation_status::non_finite_loss, stage,
-            ": a loss is NaN or infinite; queries, keys or values are not finite, or too large to multiply");
-        return total;
-    }
-
     /// Packs a layer at its new rungs, and moves its losses.
     /// \param rung  of all layers' tokens: the chosen ones, or room for the present ones, which tokens keep if they `stay`
     void pack_layer(B const& on, index_t l, index_t W, index_t tokens, bool last, token_list const& list,
@@ -465,7 +412,7 @@ struct reader_work
         {
             auto const stored = layer_of(on, l, W, tokens, list, how, directory, true);
             stored.read();
-            static_cast<void>(stored.store(to, list.of(rung), stay, {}));
+            stored.store(to, list.of(rung).data_handle(), stored.settle(list.of(rung), stay).resident_bytes);
         }
         if (!last) { to.reserve_tail(options.chunk); }
         index_t slot_count = 0;

@@ -193,22 +193,54 @@ struct recompressing
         run(on, mask_losses<T, S>{cache_slots, loss}, H);
     }
 
-    /// Packs the tokens at their new rungs and returns the report; `cache`, the present one or another, is replaced last.
-    /// \param rung    the list of all tokens' rungs: the chosen ones, or room for the present ones
-    /// \param stay    all tokens keep their rungs
-    template <class Cache>
-    recompress_report store(Cache& cache, out_view<std::uint8_t, 1, B> rung, bool stay, allocation const& chosen) const
+    /// Settles the rungs, and reports on them; waits.
+    /// \param rung  the list of all tokens' rungs: the chosen ones, or room for the present ones, which tokens keep if they `stay`
+    [[nodiscard]] recompress_report settle(out_view<std::uint8_t, 1, B> rung, bool stay) const
     {
         run(on, settle_rungs<T, S>{cache_slots, rung.data_handle(), carried, stay, counts}, H);
         run(on, sort_slots<B>{{rung.data_handle(), {H, M}, {0, 1}}, listed, first, cache_slots.first}, H);
-        replace_stand_ins(rung.data_handle());
-        recompress_report const result = report(chosen);
+        recompress_report result{
+            .window_bytes = shape.window_bytes(), .stand_in_bytes = stand_in_bytes(by_slot.cache), .chosen = {}};
+        result.chosen.status = allocation_status::everything_kept;
+        if (H == 0) { return result; }
+        index_t const tail = run_of_head(by_slot.cache, 0, by_slot.cache.layout.rungs + 1).tokens;
+        result.released    = H * (tail + by_slot.cache.layout.window - W);
+        std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 2)));
+        fetch(on, counts.data_handle(), all.data(), H * (rungs + 2));
+        for (index_t h = 0; h < H; ++h)
+        {
+            index_t const* const here = all.data() + h * (rungs + 2);
+            array<index_t, max_rungs> tokens{};
+            for (std::size_t r = 0; r < ratios.size(); ++r)
+            {
+                tokens[r] = here[r + 1] - here[r];
+                result.chosen.tokens[r] += tokens[r];
+                result.chosen.token_bytes += tokens[r] * ratios.bytes(r, shape.dims, shape.element_bytes);
+                result.lowered += tokens[r];
+            }
+            index_t const old  = by_slot.cache.heads[h].stand_ins;
+            index_t const most = most_made > 0 ? (std::min)(most_made, old + tokens[0]) : old;
+            head_entry entry;
+            result.resident_bytes = lay_out_head<T>(by_slot.layout, tokens, result.resident_bytes, entry, most);
+            result.kept += here[rungs + 1];
+        }
+        result.dropped = result.chosen.tokens[0];
+        result.lowered -= result.kept + result.dropped;
+        result.chosen.charged_bytes =
+            result.resident_bytes - result.window_bytes - result.stand_in_bytes - result.chosen.token_bytes;
+        return result;
+    }
 
+    /// Packs the tokens at their settled rungs, which take so many bytes; `cache`, the present one or another, is replaced last.
+    template <class Cache>
+    void store(Cache& cache, std::uint8_t const* rung, index_t bytes) const
+    {
+        replace_stand_ins(rung);
         Cache made;
         wait_at_end<B> const over{on};
         cache_view<T, S> to;
         to.layout = by_slot.layout;
-        made      = cache.like(by_slot.layout, result.resident_bytes, cache.tail_capacity());
+        made      = cache.like(by_slot.layout, bytes, cache.tail_capacity());
         if constexpr (requires { cache.fold_limit; }) { made.fold_limit = cache.fold_limit; }
         made.wait();
         to = made.view();
@@ -223,31 +255,6 @@ struct recompressing
                     makers > 0 ? dropped.data_handle() : nullptr});
         wait(on); // an error so far is thrown before anything is replaced
         cache = std::move(made);
-        return result;
-    }
-
-    /// The allocation that leaves all tokens at their present rungs.
-    [[nodiscard]] allocation everything_kept(index_t limit_bytes) const
-    {
-        index_t const fixed = shape.window_bytes() + stand_in_bytes(by_slot.cache);
-        allocation kept{.status = allocation_status::everything_kept, .limit = limit_bytes - fixed};
-        index_t arena_bytes = 0;
-        for (index_t h = 0; h < H; ++h)
-        {
-            array<index_t, max_rungs> tokens{};
-            for (std::size_t i = 0; i < most_runs(by_slot.cache.layout); ++i)
-            {
-                index_t const count = by_slot.tokens(h, i);
-                if (count == 0) { continue; }
-                std::size_t const r = by_slot.choice_of(h, i).own;
-                tokens[r] += count;
-                kept.token_bytes += count * ratios.bytes(r, shape.dims, shape.element_bytes);
-            }
-            head_entry entry;
-            arena_bytes = lay_out_head<T>(by_slot.layout, tokens, arena_bytes, entry, by_slot.cache.heads[h].stand_ins);
-        }
-        kept.charged_bytes = arena_bytes - fixed - kept.token_bytes;
-        return kept;
     }
 
     /// Gives every token its new rung by its loss within `bytes`.
@@ -255,14 +262,12 @@ struct recompressing
     [[nodiscard]] allocation choose(index_t bytes, out_view<std::uint8_t, 1, B> rung) const
     {
         workspace::frame losses{*on.scratch};
-        auto const loss  = scratch_view<float>(on, losses, rungs, rung.extent(0));
-        auto const limit = scratch_view<index_t>(on, losses, 1);
+        auto const loss = scratch_view<float>(on, losses, rungs, rung.extent(0));
         expects_finite(on, "recompress: queries", queries);
         expects_finite(on, "recompress: keys by slot", as_input(keys));
         expects_finite(on, "recompress: values by slot", as_input(values));
         expects_finite(on, "recompress: window keys", as_input(window_keys));
         score_slots(loss);
-        run(on, fill<index_t>{limit.data_handle(), bytes, 1});
         rung_costs costs{ratios, shape.dims, shape.element_bytes};
         index_t projections = 0; // stored bytes
         for (index_t h = 0; h < H; ++h)
@@ -275,12 +280,8 @@ struct recompressing
             // No projections are made: heads pay for an average of those they have.
             if (costs.projected[r]) { costs.projection[r] = (projections + H - 1) / H; }
         }
-        allocation const chosen = total_of(allocate_within(on, as_input(limit), costs,
-            {.charge = options.allocation.charge}, {as_input(loss), rung, cache_slots.first, M}));
-        expects<non_finite_input>(chosen.status != allocation_status::non_finite_loss,
-            "recompress: a loss is NaN or infinite; stored vectors or queries are too large to multiply",
-            options.lse_elsewhere ? ", or options.lse_elsewhere holds a NaN or a value above 1e30" : "");
-        return chosen;
+        return allocate_within(on, "recompress", {bytes}, costs, {.charge = options.allocation.charge},
+            {as_input(loss), rung, cache_slots.first, M});
     }
 
 private:
@@ -332,41 +333,6 @@ private:
             }
             from += count;
         }
-    }
-
-    /// The report on the settled rungs; waits.
-    [[nodiscard]] recompress_report report(allocation const& chosen) const
-    {
-        recompress_report result{.window_bytes = shape.window_bytes(),
-            .stand_in_bytes                    = stand_in_bytes(by_slot.cache),
-            .released                          = H == 0 ? 0
-                                                        : H
-                                     * (run_of_head(by_slot.cache, 0, by_slot.cache.layout.rungs + 1).tokens
-                                         + by_slot.cache.layout.window - W),
-            .chosen                            = chosen};
-        std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 2)));
-        fetch(on, counts.data_handle(), all.data(), H * (rungs + 2));
-        auto& tokens_at = result.chosen.tokens;
-        tokens_at       = {};
-        for (index_t h = 0; h < H; ++h)
-        {
-            index_t const* const here = all.data() + h * (rungs + 2);
-            array<index_t, max_rungs> tokens{};
-            for (std::size_t r = 0; r < ratios.size(); ++r)
-            {
-                tokens[r] = here[r + 1] - here[r];
-                tokens_at[r] += tokens[r];
-                result.lowered += tokens[r];
-            }
-            index_t const old  = by_slot.cache.heads[h].stand_ins;
-            index_t const most = most_made > 0 ? (std::min)(most_made, old + tokens[0]) : old;
-            head_entry entry;
-            result.resident_bytes = lay_out_head<T>(by_slot.layout, tokens, result.resident_bytes, entry, most);
-            result.kept += here[rungs + 1];
-        }
-        result.dropped = tokens_at[0];
-        result.lowered -= result.kept + result.dropped;
-        return result;
     }
 };
 
