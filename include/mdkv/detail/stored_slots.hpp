@@ -269,7 +269,9 @@ struct carry_over
     {
         index_t const h    = item / each();
         index_t const slot = item % each();
-        bool const anew    = dropped != nullptr && dropped[h] > 0;
+        bool const moved   = by_slot.layout.stand_in_run != by_slot.layout.rungs
+                           && by_slot.cache.layout.stand_in_run == by_slot.cache.layout.rungs; // into codes
+        bool const anew = dropped != nullptr && (dropped[h] > 0 || moved);
         for (index_t i = slot; i < to.heads[h].stand_ins && !anew; i += each()) { copy_stand_in(t, h, i); }
         cache_layout const& layout = by_slot.layout;
         stored_token const target  = token_at(to, h, slot);

@@ -61,10 +61,10 @@ struct reader_work
     std::span<Cache> caches;
     rung_costs costs{settings.ratios, shape.dims, index_t{sizeof(T)}};
     index_t limit_bytes = 0; ///< limit of an average layer
-    index_t stand_ins   = 0; ///< most stand-ins of a head
-    index_t L           = shape.layers;
-    index_t H           = shape.heads;
-    index_t R           = static_cast<index_t>(settings.ratios.size());
+    prompt_choice choice{};  ///< how stand-ins are stored: in codes at the prompt's end alone
+    index_t L = shape.layers;
+    index_t H = shape.heads;
+    index_t R = static_cast<index_t>(settings.ratios.size());
 
     prompt_progress progress{}; ///< tokens of the chunk, by layer
     index_t read    = 0;        ///< tokens before the chunk
@@ -88,9 +88,13 @@ struct reader_work
         index_t const window = (std::min)(settings.window, tokens);
         return {H, shape.group, tokens - window, window, shape.dims, index_t{sizeof(T)}};
     }
-    [[nodiscard]] cache_layout layout(index_t window) const
+    /// The next layout of layer l: stand-ins that are in codes already stay so.
+    [[nodiscard]] cache_layout layout(index_t l, index_t window) const
     {
-        return {settings.ratios, H, window, shape.dims, settings.scale};
+        cache_layout form{settings.ratios, H, window, shape.dims, settings.scale};
+        form.stand_in_run =
+            choice.coded_stand_ins ? settings.ratios.cheapest_rotated() : cache(l).layout().stand_in_run;
+        return form;
     }
     [[nodiscard]] Cache& cache(index_t l) const { return caches[static_cast<std::size_t>(l)]; }
     [[nodiscard]] slot_losses<T, S> kept_of(index_t l) const
@@ -119,10 +123,6 @@ struct reader_work
         index_t const least = one.window_bytes();
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
             one.window, " tokens; at least ", least, " bytes are needed");
-        prompt_choice plan{.budget = limit_bytes};
-        spending{settings, costs, one}.plan_stand_ins(
-            plan, false); // a reader makes stand-ins anew, out of uncompressed ones
-        stand_ins          = plan.stand_ins;
         auto const [D, Dv] = shape.dims;
         index_t const queries =
             (std::min)(settings.queries, shape.tokens); // if they do not score, for channels and stand-ins
@@ -138,7 +138,8 @@ struct reader_work
         run(on, fill<double>{totals.data_handle(), 0, L});
         run(on, fill<head_entry>{no_tokens.data_handle(), {}, H});
         kept.resize(static_cast<std::size_t>(L));
-        for (index_t l = 0; l < L; ++l) { cache(l) = cache(l).like(layout(0), 0, options.chunk); }
+        cache_layout const empty{settings.ratios, H, 0, shape.dims, settings.scale};
+        for (index_t l = 0; l < L; ++l) { cache(l) = cache(l).like(empty, 0, options.chunk); }
     }
 
     /// A part of a chunk in one layer, whose tokens are number `before` of the chunk and the next ones.
@@ -241,7 +242,7 @@ struct reader_work
             report.limit_bytes +=
                 (std::min)(static_cast<index_t>((std::min)(more, 0x1p62)), INT64_MAX - report.limit_bytes);
         }
-        for (index_t l = 0; l < L && all == 0 && last; ++l) { cache(l) = cache(l).like(layout(0), 0, 0); }
+        for (index_t l = 0; l < L && all == 0 && last; ++l) { cache(l) = cache(l).like(layout(l, 0), 0, 0); }
         if (all == 0 || (n == 0 && !last)) { return measured(report); }
         bool const chooses = !fits(report.limit_bytes);
         bool const counts  = n > 0 && pending == 0; // the chunk's tokens, into means
@@ -254,7 +255,7 @@ struct reader_work
         {
             host_directory<T> const directory{on, cache(l).view()};
             index_t const begin   = ends.back();
-            index_t const longest = add_heads<T>({directory.view, layout(W)}, ends);
+            index_t const longest = add_heads<T>({directory.view, layout(l, W)}, ends);
             lists.push_back({as_input(slice<0>(first, l * H, H + 1)), begin, ends.back(), longest});
             most = (std::max)(most, longest);
         }
@@ -281,15 +282,19 @@ struct reader_work
             {
                 join_layer(on, l, W, all, list_of(l), loss);
             }
-            index_t const fixed = one.window_bytes() + one.bytes_of(stand_ins);
-            if (chooses)
-            {
-                auto const limits = static_cast<std::size_t>(settings.shared ? 1 : L);
-                report.chosen     = allocate_within(on, stage,
-                        std::vector(limits, (report.limit_bytes - L * fixed) / static_cast<index_t>(limits)), costs,
-                        {.charge = settings.charge}, {as_input(loss), rung, as_input(first), most});
-                lowered           = true;
-            }
+            choice = {.budget = limit_bytes};
+            spending const by{settings, costs, one};
+            auto const choose = [&](bool codes) {
+                by.plan_stand_ins(choice, codes);
+                index_t const made  = H * choice.stand_ins * by.stand_in_bytes(choice.coded_stand_ins);
+                index_t const spend = report.limit_bytes - L * (one.window_bytes() + made);
+                auto const limits   = static_cast<std::size_t>(settings.shared ? 1 : L);
+                report.chosen = allocate_within(on, stage, std::vector(limits, spend / static_cast<index_t>(limits)),
+                    costs, {.charge = settings.charge}, {as_input(loss), rung, as_input(first), most});
+                lowered       = true;
+            };
+            if (chooses) { choose(last); }
+            if (choice.coded_stand_ins && !by.codes_are_cheap(report.chosen)) { choose(false); }
             workspace::frame more{*on.scratch};
             auto const keys = scratch_view<T>(on, more, weighs() ? H : 0, counted, shape.dims.keys);
             on.scratch->hold_peak(); // weigh_leverages has made the calls of add_chunk before
@@ -352,7 +357,7 @@ struct reader_work
 
     [[nodiscard]] stored_slots<T, S> slots_of(index_t l, index_t W, token_list const& list) const
     {
-        return {cache(l).view(), layout(W), list.longest, list.first};
+        return {cache(l).view(), layout(l, W), list.longest, list.first};
     }
 
     /// The unit of layer l, whose losses at rung 0 add up to `total`.
@@ -369,9 +374,11 @@ struct reader_work
     {
         layer_shape const one{H, shape.group, list.longest, W, shape.dims, index_t{sizeof(T)}};
         index_t const logged = (std::min)(asked.of(l), stand_in_queries);
+        // A call that memory ended has stored this layer: its stand-ins stay.
+        bool const stored_in_codes = directory.view.layout.stand_in_run < directory.view.layout.rungs;
         return {on, last_queries(l), settings.ratios, how, one,
-            stored_slots<T, space::host>{directory.view, layout(W), list.longest}, slots_of(l, W, list),
-            makes && logged > 0 ? stand_ins : 0, directory.appended, tokens,
+            stored_slots<T, space::host>{directory.view, layout(l, W), list.longest}, slots_of(l, W, list),
+            makes && logged > 0 && !stored_in_codes ? choice.stand_ins : 0, directory.appended, tokens,
             as_input(slice<1>(item_of(recent_lse, l), asked.of(l) - logged, logged))};
     }
 
@@ -408,7 +415,7 @@ struct reader_work
         workspace::frame frame{*on.scratch};
         auto const sources = scratch_view<std::int32_t>(on, frame, H, list.longest + W);
         recompress_options<B> const how{.scale = settings.scale, .sources = sources};
-        Cache to = cache(l).like(layout(W), 0, 0);
+        Cache to = cache(l).like(layout(l, W), 0, 0);
         {
             auto const stored = layer_of(on, l, W, tokens, list, how, directory, true);
             stored.read();

@@ -94,18 +94,20 @@ struct spending
         expects(bytes >= window, stage, ": a budget of ", bytes, " bytes a layer cannot hold the window of ",
             layer.window, " tokens; at least ", window, " bytes are needed");
         if (next.all_full || !settings.ratios.can_drop()) { return next; }
-        plan_stand_ins(next, settings.coded_stand_ins && settings.ratios.any_rotated());
-        if (next.stand_ins == 0) { plan_stand_ins(next, false); }
+        plan_stand_ins(next, true);
         return next;
     }
 
     /// Sets how stand-ins are stored, and the most of a head: fewer if they are uncompressed against the preset's wish.
-    void plan_stand_ins(prompt_choice& next, bool coded) const
+    /// \param codes  whether they may be in codes
+    void plan_stand_ins(prompt_choice& next, bool codes) const
     {
+        bool const coded     = codes && settings.coded_stand_ins && settings.ratios.any_rotated();
         index_t const most   = settings.most_stand_ins(coded, next.budget, layer.heads, stand_in_bytes(coded));
         index_t const head   = most * stand_in_bytes(coded) + (coded || next.coded_window ? costs.channels : 0);
         next.coded_stand_ins = coded;
         next.stand_ins       = layer.heads * head <= next.budget - window_bytes(next) ? most : 0;
+        if (coded && next.stand_ins == 0) { plan_stand_ins(next, false); }
     }
 
     /// Whether a choice gives the set's cheapest codes to most of the tokens that it keeps: their noise costs little then,
