@@ -19,7 +19,7 @@ INSTRUCTIONS = {
     "attend_slice": [r"LDGSTS\.\S*128", r"HMMA\.16816", r"MOVM"],
 }
 # Instructions for half and bfloat16 only: tensor cores multiply these.
-TENSOR_CORES = {"attend_slice": [r"LDSM\.16\.MT88\.4"], "score_totals": [r"HMMA\.16816"], "score_sums": [r"HMMA\.16816"]}
+TENSOR_CORES = {"attend_slice": [r"LDSM\.16\.MT88\.4"], "score_sweep": [r"HMMA\.16816"]}
 REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor, compute capability 8.0 and 9.0
 
 RESOURCES = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")

@@ -34,9 +34,8 @@ struct score_options
     std::optional<index_t> first_query = std::nullopt;
 
     /// [H*G, Q]  natural logarithm of sum exp(scale*q.k) over the unmasked keys of each query, as a flash prefill
-    /// computes it. Saves a third of the work. A query whose value is a NaN, not within +-1e30, or so low that a
-    /// probability leaves float's range (2^128) makes its head's losses NaN or infinite at every rung but the full one,
-    /// which `allocate` reports as non_finite_loss; other wrong values are not noticed. Unset: computed.
+    /// computes it. Saves a third of the work. A NaN, a value beyond +-1e30 or one far too low makes its head's losses NaN or
+    /// infinite (docs/numerics.md), which `allocate` reports; other wrong values are not noticed. Unset: computed.
     std::optional<in_view<float, 2, B>> lse = std::nullopt;
 
     /// [H*G, Q]  natural logarithm of sum exp(scale*q.k) over further keys that each query sees, e.g. tokens kept elsewhere,

@@ -13,7 +13,6 @@
 #include <mdkv/detail/tile_codec.hpp>
 
 #include <cmath>
-#include <cstddef>
 
 namespace MDKV_NAMESPACE::detail
 {
@@ -25,7 +24,7 @@ struct score_losses
     static constexpr char const* name = "score_losses";
     static constexpr int threads      = 128;
     static constexpr int tile         = tile_tokens;
-    static constexpr int group        = int{quantised_group};
+    static constexpr int group        = score_plan::group;
     static constexpr index_t strip    = 4 * tile;
     /// Members of a team that share out a token's coordinates; each has sums of its own, [parts, tile].
     static constexpr int parts = B::memory_space == space::host ? 1 : threads / tile;
@@ -42,19 +41,21 @@ struct score_losses
     {
         carver& cut;
         score_plan const& plan;
-        float* columns =
-            cut.take<float>((plan.dim < plan.value_dim ? plan.value_dim : plan.dim) * tile); // [D or Dv, 16]
+        int codes   = plan.codes ? plan.count : 0;
+        int latents = plan.latent > 0 ? plan.count : 0;
+        int dim     = plan.dim < plan.value_dim ? plan.value_dim : plan.dim;
+
+        float* columns  = cut.take<float>(dim * tile);                         // [D or Dv, 16]
         float* x        = cut.take<float>(plan.latent > 0 ? group * tile : 0); // [group, 16]  coordinates in a basis
         float* least    = cut.take<float>(sums);                               // bounds of a group
         float* most     = cut.take<float>(sums);
-        float* squares  = cut.take<float>(sums);              // |v|^2
-        float* distance = cut.take<float>(sums);              // |v - centre|^2
-        float* rounding = cut.take<float>(plan.count * sums); // |v - v'|^2 by codes
-        float* kept     = cut.take<float>(plan.count * sums); // |v'|^2 before rounding
-        float* rest     = cut.take<float>(plan.count * sums); // |v|^2 - |v'|^2, found by itself if that would cancel
-        float* spread =
-            cut.take<float>((plan.count + 1) * tile); // variance of a logit, if codes were a whole range apart
-        float* end = cut.take<float>(0);
+        float* squares  = cut.take<float>(sums);           // |v|^2
+        float* distance = cut.take<float>(sums);           // |v - centre|^2
+        float* rounding = cut.take<float>(codes * sums);   // |v - v'|^2 by codes
+        float* kept     = cut.take<float>(latents * sums); // |v'|^2 before rounding
+        float* rest     = cut.take<float>(latents * sums); // |v|^2 - |v'|^2, found by itself if that would cancel
+        float* spread   = cut.take<float>(codes * tile);   // variance of a logit, if codes were a whole range apart
+        float* end      = cut.take<float>(0);
     };
 
     [[nodiscard]] MDKV_HD index_t strips() const noexcept { return (plan.past + strip - 1) / strip; }
@@ -73,26 +74,14 @@ struct score_losses
             auto const count = static_cast<int>(end - first < tile ? end - first : tile);
             t.sync(); // sums of the tile before may still be read
             for (float* at = memory.squares + t.rank(); at < memory.end; at += t.size()) { *at = 0.0F; }
-            find_spreads(t, memory, h, first, count);
-            find_errors(t, memory, h, first, count);
+            if (plan.codes) { measure(t, memory, h, first, count, true); }
+            measure(t, memory, h, first, count, false);
             t.sync();
             for (int i = member(t); i < count; i += members(t)) { write(memory, h, first + i, i); }
         }
     }
 
 private:
-    /// columns[d][i] = row(first + i)[d]; the last token stands for those behind it.
-    template <team Team>
-    MDKV_OUTLINE MDKV_HD static void load(
-        Team const& t, in_view<T, 3, B> const& rows, index_t h, index_t first, int count, float* columns)
-    {
-        t.sync(); // columns may still be read
-        widen_columns(
-            t, tile, static_cast<int>(rows.extent(2)),
-            [&](int i) { return rows.row(h, first + (i < count ? i : count - 1)); }, columns);
-        t.sync();
-    }
-
     /// Calls body(begin, part) for a vector of tokens from `begin` on and the coordinates part, part + parts, ...
     template <team Team, class Body>
     MDKV_HD static void for_parts(Team const& t, Body const& body)
@@ -100,14 +89,26 @@ private:
         constexpr int lanes = Team::register_lanes;
         for (int k = member(t) * lanes; k < sums; k += members(t) * lanes) { body(k % tile, k / tile); }
     }
-    /// Adds to each token's sums what of(x, d) makes of its coordinates x from `begin` to `end` - 1.
-    template <team Team, class Of>
-    MDKV_HD static void add(Team const& t, float const* x, int begin, int end, float* to, Of const& of)
+    /// Adds to each token's sums the squares of its coordinates x from `begin` to `end` - 1, or of their differences from a centre,
+    /// or of the errors of their codes, whose bounds are known.
+    template <team Team>
+    MDKV_OUTLINE MDKV_HD static void add_squares(Team const& t, scratch const& memory, float const* x, int begin,
+        int end, float* to, float const* centre = nullptr, storage kind = storage::plain)
     {
-        using floats = lane_floats<Team::register_lanes>;
+        constexpr int lanes = Team::register_lanes;
+        using floats        = lane_floats<lanes>;
+        auto const most     = static_cast<float>(most_code(kind));
         for_parts(t, [&](int i, int part) {
+            quantiser<lanes> codes;
+            if (kind != storage::plain) { codes = bounds_at<lanes>(memory, i).fitted(kind); }
             floats sum = load_lanes<floats>(to + part * tile + i);
-            for (int d = begin + part; d < end; d += parts) { sum += of(load_lanes<floats>(x + d * tile + i), d); }
+            for (int d = begin + part; d < end; d += parts)
+            {
+                floats one = load_lanes<floats>(x + d * tile + i);
+                if (centre != nullptr) { one = one - centre[d]; }
+                if (kind != storage::plain) { one = one - codes.values(codes.codes(one, most)); }
+                sum += one * one;
+            }
             store_lanes(to + part * tile + i, sum);
         });
     }
@@ -122,11 +123,11 @@ private:
     template <team Team>
     MDKV_OUTLINE MDKV_HD static void find_bounds(Team const& t, scratch const& memory, float const* x, int n)
     {
-        constexpr int lanes = Team::register_lanes;
         t.sync(); // bounds may still be read
         for_parts(t, [&](int i, int part) {
             int const begin = part < n ? part : 0;
-            column_bounds<lanes> const b{x + begin * tile + i, (n - begin + parts - 1) / parts, parts * tile};
+            column_bounds<Team::register_lanes> const b{
+                x + begin * tile + i, (n - begin + parts - 1) / parts, parts * tile};
             store_lanes(memory.least + part * tile + i, b.least);
             store_lanes(memory.most + part * tile + i, b.most);
         });
@@ -140,131 +141,84 @@ private:
         return all;
     }
 
-    /// Adds the squared ranges of n coordinates, times their weight, to every token's spread.
+    /// Adds what rung r's codes of coordinates c to c + n - 1, x, do, whose bounds are known: squared ranges of keys times their
+    /// weight to the spread of every token, or squared errors of values.
     template <team Team>
-    MDKV_HD static void add_spread(Team const& t, scratch const& memory, float const* x, int n, float weight, float* to)
+    MDKV_HD void add_codes(
+        Team const& t, scratch const& memory, index_t h, float const* x, int c, int n, int r, bool of_keys) const
     {
         constexpr int lanes = Team::register_lanes;
         using floats        = lane_floats<lanes>;
-        find_bounds(t, memory, x, n);
+        if (!of_keys)
+        {
+            return add_squares(t, memory, x, 0, n, memory.rounding + r * sums, nullptr, plan.rungs[r].kind);
+        }
+        float const weight = plan.head(h).weights[r * plan.groups() + c / group];
         for (int i = member(t) * lanes; i < tile; i += members(t) * lanes)
         {
+            float* const spread          = memory.spread + r * tile + i;
             column_bounds<lanes> const b = bounds_at<lanes>(memory, i);
             floats const range           = b.most - b.least;
-            store_lanes(to + i, load_lanes<floats>(to + i) + range * range * weight);
+            store_lanes(spread, load_lanes<floats>(spread) + range * range * weight);
         }
     }
 
-    /// Adds the squared errors of the codes of n coordinates, whose bounds are known.
+    /// Goes over the first `all` coordinates of a tile's columns in the basis: for every projected rung it adds what codes do, and
+    /// the squares of values' coordinates that the rung keeps, or, if `left_out`, only of those that it does not keep.
     template <team Team>
-    MDKV_OUTLINE MDKV_HD static void add_rounding(
-        Team const& t, scratch const& memory, float const* x, int n, storage kind, float* to)
+    MDKV_OUTLINE MDKV_HD void measure_latents(
+        Team const& t, scratch const& memory, index_t h, int all, bool of_keys, bool left_out) const
     {
-        constexpr int lanes = Team::register_lanes;
-        using floats        = lane_floats<lanes>;
-        auto const most     = static_cast<float>(most_code(kind));
-        for_parts(t, [&](int i, int part) {
-            quantiser<lanes> const q = bounds_at<lanes>(memory, i).fitted(kind);
-            floats sum               = load_lanes<floats>(to + part * tile + i);
-            for (int d = part; d < n; d += parts)
-            {
-                floats const one   = load_lanes<floats>(x + d * tile + i);
-                floats const error = one - q.values(q.codes(one, most));
-                sum += error * error;
-            }
-            store_lanes(to + part * tile + i, sum);
-        });
-    }
-
-    /// Spreads of keys rotated the way pack rotates them, and of their coordinates in the basis.
-    template <team Team>
-    MDKV_HD void find_spreads(Team const& t, scratch const& memory, index_t h, index_t first, int count) const
-    {
-        if (!plan.rotates && !plan.codes) { return; }
-        score_head const head = plan.head(h);
-        load(t, keys, h, first, count, memory.columns);
-        for (int c = 0; plan.codes && c < plan.latent; c += group)
+        for (int c = 0; c < all; c += group)
         {
-            turn_columns(t, memory.columns, tile, plan.dim, key_basis, h, false, c,
-                plan.latent - c < group ? plan.latent - c : group, memory.x);
+            int const n = all - c < group ? all - c : group;
+            turn_columns(t, memory.columns, tile, of_keys ? plan.dim : plan.value_dim,
+                of_keys ? key_basis : value_basis, h, false, c, n, memory.x);
             for (int r = 0; r < plan.count; ++r)
             {
                 score_rung const& u = plan.rungs[r];
-                if (!u.projected || !u.quantised() || u.keys <= c) { continue; }
-                add_spread(t, memory, memory.x, u.keys - c < group ? u.keys - c : group,
-                    head.noise[r * plan.groups() + c / group], memory.spread + r * tile);
+                int const left      = (of_keys ? u.keys : u.values) - c;
+                int const stored    = left < 0 ? 0 : left < n ? left : n;
+                if (!u.projected) { continue; }
+                if (left_out) { add_squares(t, memory, memory.x, stored, n, memory.rest + r * sums); }
+                else if (!of_keys) { add_squares(t, memory, memory.x, 0, stored, memory.kept + r * sums); }
+                if (left_out || !u.quantised() || stored == 0) { continue; }
+                find_bounds(t, memory, memory.x, stored);
+                add_codes(t, memory, h, memory.x, c, stored, r, of_keys);
             }
-        }
-        if (!plan.rotates) { return; }
-        float const* const mean   = head.channels;
-        float const* const weight = mean + 3 * plan.dim;
-        t.sync(); // columns may still be read
-        for (int c = 0; c < plan.dim; c += group)
-        {
-            int const n    = plan.dim - c < group ? plan.dim - c : group;
-            float* const x = memory.columns + c * tile;
-            rotate(t, x, n, mean + c, mean + plan.dim + c);
-            add_spread(t, memory, x, n, weight[c / group], memory.spread + plan.count * tile);
         }
     }
 
-    /// Lengths of values, and what every rung would change in them. Rotation keeps lengths: rotated values are compared without
-    /// being rotated back.
+    /// Adds what rungs change in the keys or the values of a tile of `count` tokens, which become columns; the last one stands for
+    /// those behind it. Columns are rotated the way pack does. Rotation keeps lengths: values are not rotated back.
     template <team Team>
-    MDKV_HD void find_errors(Team const& t, scratch const& memory, index_t h, index_t first, int count) const
+    MDKV_OUTLINE MDKV_HD void measure(
+        Team const& t, scratch const& memory, index_t h, index_t first, int count, bool of_keys) const
     {
-        score_head const head = plan.head(h);
-        int const dim         = plan.value_dim;
-        load(t, values, h, first, count, memory.columns);
-        add(t, memory.columns, 0, dim, memory.squares, [](auto const& x, int) { return x * x; });
-        if (plan.rotates)
-        {
-            add(t, memory.columns, 0, dim, memory.distance,
-                [&](auto const& x, int d) { return (x - head.centre[d]) * (x - head.centre[d]); });
-        }
-        for (int c = 0; c < plan.value_latent; c += group) { add_projected(t, memory, h, c, plan.value_latent, false); }
-        bool const cancelled = plan.value_latent > 0 && any_cancels(t, memory);
-        for (int c = 0; cancelled && c < dim; c += group) { add_projected(t, memory, h, c, dim, true); }
+        score_head const head        = plan.head(h);
+        in_view<T, 3, B> const& rows = of_keys ? keys : values;
+        int const dim                = of_keys ? plan.dim : plan.value_dim;
+        float const* const means     = of_keys ? head.channels : head.means;
+        t.sync(); // columns may still be read
+        widen_columns(
+            t, tile, dim, [&](int i) { return rows.row(h, first + (i < count ? i : count - 1)); }, memory.columns);
+        t.sync();
+        if (!of_keys) { add_squares(t, memory, memory.columns, 0, dim, memory.squares); }
+        if (!of_keys && plan.rotates) { add_squares(t, memory, memory.columns, 0, dim, memory.distance, head.centre); }
+        measure_latents(t, memory, h, of_keys ? plan.coded : plan.value_latent, of_keys, false);
+        if (!of_keys && plan.latent > 0 && any_cancels(t, memory)) { measure_latents(t, memory, h, dim, false, true); }
         if (!plan.rotates) { return; }
         t.sync(); // columns may still be read
         for (int c = 0; c < dim; c += group)
         {
             int const n    = dim - c < group ? dim - c : group;
             float* const x = memory.columns + c * tile;
-            rotate(t, x, n, head.means + c, nullptr);
+            rotate(t, x, n, means + c, of_keys ? means + dim + c : nullptr);
             find_bounds(t, memory, x, n);
             for (int r = 0; r < plan.count; ++r)
             {
-                if (!plan.rungs[r].projected)
-                {
-                    add_rounding(t, memory, x, n, plan.rungs[r].kind, memory.rounding + r * sums);
-                }
+                if (plan.rungs[r].rotated()) { add_codes(t, memory, h, x, c, n, r, of_keys); }
             }
-        }
-    }
-
-    /// Adds what projected rungs keep of the coordinates in the basis from c on, or what they leave out.
-    template <team Team>
-    MDKV_OUTLINE MDKV_HD void add_projected(
-        Team const& t, scratch const& memory, index_t h, int c, int all, bool left_out) const
-    {
-        int const some = all - c < group ? all - c : group;
-        turn_columns(t, memory.columns, tile, plan.value_dim, value_basis, h, false, c, some, memory.x);
-        for (int r = 0; r < plan.count; ++r)
-        {
-            score_rung const& u = plan.rungs[r];
-            int const stored    = u.values < c ? 0 : u.values - c < some ? u.values - c : some;
-            auto const square   = [](auto const& x, int) { return x * x; };
-            if (!u.projected) { continue; }
-            if (left_out)
-            {
-                add(t, memory.x, stored, some, memory.rest + r * sums, square);
-                continue;
-            }
-            add(t, memory.x, 0, stored, memory.kept + r * sums, square);
-            if (!u.quantised() || stored == 0) { continue; }
-            find_bounds(t, memory, memory.x, stored);
-            add_rounding(t, memory, memory.x, stored, u.kind, memory.rounding + r * sums);
         }
     }
 
@@ -287,39 +241,74 @@ private:
         return t.sum(found) > 0;
     }
 
+    /// Variance of a token's weight by the codes of its key, times key_noise^2, from its logit's variance at a step of one range:
+    /// e^x (e^x - 1), the variance of e^y for a normal y of variance x and mean 0. An x above 20 counts as 20: the loss is then far
+    /// above the loss of dropping, and still finite.
+    [[nodiscard]] MDKV_HD static float noise_of(storage kind, float spread) noexcept
+    {
+        auto const steps = static_cast<float>(most_code(kind));
+        float const x    = spread / (steps * steps);
+        float const e    = exp2f((x < 20.0F ? x : 20.0F) * log2_e);
+        float const near = x * (1 + x * (1.5F + x * (1.1666667F + x * (0.625F + x * 0.25833333F))));
+        return key_noise * key_noise * (x < 0.125F ? near : e * (e - 1));
+    }
+
     /// Writes the losses of token i of the tile.
     MDKV_HD void write(scratch const& memory, index_t h, index_t token, int i) const
     {
         float const squared = joined(memory.squares, i);
         float const length  = sqrtf(plan.rotates ? joined(memory.distance, i) : squared);
-        float const mass    = mass_of(plan, plan.total(h, 0)[token]);
-        float moved[max_rungs + 1]; // by softmax; losses are written over the totals
-        for (int s = 1; s < plan.softmaxes; ++s) { moved[s] = norm_of(plan.norm, plan.total(h, s)[token]) * length; }
-        moved[0] = 0.0F;
-        if (plan.dropped >= 0) { loss(h, plan.dropped, token) = 2 * mass * length; }
-        if (plan.full >= 0) { loss(h, plan.full, token) = 0.0F; }
+        float const mass    = plan.mass_of(plan.total(h, 0)[token]);
+        float moved[max_rungs + 1]{}; // by softmax; losses are written over the totals
+        for (int s = 1; s < plan.softmaxes; ++s) { moved[s] = plan.norm_of(plan.total(h, s)[token]) * length; }
         for (int r = 0; r < plan.count; ++r)
         {
             score_rung const& u = plan.rungs[r];
-            float missing       = joined(memory.rounding + r * sums, i);
+            if (!u.quantised() && !u.projected)
+            {
+                loss(h, r, token) = u.keys == 0 ? 2 * mass * length : 0.0F;
+                continue;
+            }
+            float missing = 0.0F;
+            float noise   = 0.0F;
+            if (u.quantised())
+            {
+                missing = joined(memory.rounding + r * sums, i);
+                noise   = noise_of(u.kind, memory.spread[r * tile + i]);
+            }
             if (u.projected)
             {
                 missing += cancels(memory, r, i) ? joined(memory.rest + r * sums, i)
                                                  : squared - joined(memory.kept + r * sums, i);
             }
-            float const noise       = noise_of(u, memory.spread[(u.projected ? r : plan.count) * tile + i]);
-            loss(h, u.index, token) = moved[u.softmax] + mass * sqrtf(missing + noise * length * length);
+            loss(h, r, token) = moved[u.softmax] + mass * sqrtf(missing + noise * length * length);
         }
     }
 };
 
-/// The part of score after both sweeps, which every backend shares.
-template <backend B, element T>
-void score_by_totals(B const& on, score_losses<T, B> const& last)
+/// All of score but its sweeps, which are a backend's: first() leaves states, unless they are known, and second() totals.
+template <backend B, element T, element U, class First, class Second>
+void score_by(B const& on, score_losses<T, B> const& last, in_view<U, 3, B> queries, score_options<B> const& options,
+    First const& first, Second const& second)
 {
-    index_t const centred = last.plan.rotates ? last.keys.extent(0) : 0;
-    run(on, score_value_sums<T, B>{last.values, last.plan}, centred * last.plan.value_pieces());
-    run(on, score_centre{last.plan}, centred);
+    score_plan const& plan = last.plan;
+    index_t const heads    = last.keys.extent(0);
+    index_t const centred  = plan.rotates ? heads : 0;
+    score_queries<B, U> const panels{queries, last.key_basis, plan};
+    run(on, panels, heads * panels.panels());
+    run(on,
+        score_channels<T, U, B>{
+            options.channels.value_or(in_view<float, 3, B>{}), queries, last.keys, last.values, plan},
+        plan.codes ? heads : 0);
+    if (!options.lse || plan.softmaxes > 1) { first(); }
+    run(on,
+        score_join<B>{options.lse.value_or(in_view<float, 2, B>{}),
+            options.lse_elsewhere.value_or(in_view<float, 2, B>{}),
+            options.query_weights.value_or(in_view<float, 1, B>{}), plan},
+        heads * plan.softmaxes);
+    second();
+    run(on, score_centre<T, B>{last.values, plan, false}, centred * plan.value_pieces());
+    run(on, score_centre<T, B>{last.values, plan, true}, centred);
     run(on, last);
 }
 

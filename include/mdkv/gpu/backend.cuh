@@ -48,29 +48,6 @@ struct job_of_teams
     __device__ void operator()() const { job(team<threads>{}, device::block()); }
 };
 
-/// Elements of a vector of 16 bytes.
-template <element T>
-inline constexpr int vec16_elements = 16 / static_cast<int>(sizeof(T));
-
-/// A layer's tokens.
-template <element T>
-struct token_rows
-{
-    in_view<T, 3, backend> view; // [H, N, D]
-    bool wide;                   ///< every row begins at a multiple of 16 bytes
-
-    explicit token_rows(in_view<T, 3, backend> const& tokens)
-        : view{tokens}
-        , wide{reinterpret_cast<std::uintptr_t>(tokens.data_handle()) % 16 == 0 && aligned(0) && aligned(1)}
-    {}
-
-private:
-    [[nodiscard]] bool aligned(std::size_t i) const
-    {
-        return view.extent(i) <= 1 || view.stride(i) % vec16_elements<T> == 0;
-    }
-};
-
 } // namespace kernels
 
 /// Enqueues one block for every item.

@@ -24,13 +24,10 @@ void expects_score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys,
     index_t const query_heads = queries.extent(0);
     index_t const per_head    = queries.extent(1);
     index_t const tokens      = keys.extent(1);
-    index_t const window      = window_keys.extent(1);
     index_t const dim         = keys.extent(2);
     index_t const value_dim   = values.extent(2);
-    expects(heads == 0 || query_heads % heads == 0, "score: queries [H*G, Q, D] has ", query_heads,
-        " query heads, which ", heads, " KV heads do not divide");
-    expects(heads == 0 || query_heads >= heads, "score: queries [H*G, Q, D] has ", query_heads, " query heads for ",
-        heads, " KV heads");
+    expects(heads == 0 || (query_heads >= heads && query_heads % heads == 0), "score: queries [H*G, Q, D] has ",
+        query_heads, " query heads, which ", heads, " KV heads do not divide");
     expects(heads == 0 || per_head >= 1, "score: queries [H*G, Q, D] has Q = 0; without queries there is no loss");
     expects(heads == 0 || (dim >= 1 && value_dim >= 1), "score: head dimensions are ", dim, " and ", value_dim,
         "; they must be at least 1");
@@ -38,8 +35,9 @@ void expects_score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys,
     expects_not_negative("score", "uniform_queries", options.uniform_queries);
     expects(!options.first_query || *options.first_query >= 0, "score: first_query is ",
         options.first_query.value_or(0), "; it must not be negative");
-    expects(options.first_query || per_head <= tokens + window, "score: ", per_head, " queries are more than the ",
-        tokens, " + ", window, " tokens; say where they start (first_query)");
+    expects(options.first_query || per_head <= tokens + window_keys.extent(1), "score: ", per_head,
+        " queries are more than the ", tokens, " + ", window_keys.extent(1),
+        " tokens; say where they start (first_query)");
     if (heads > 0)
     {
         ratios.expects_fit("key", dim);
@@ -49,7 +47,7 @@ void expects_score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys,
     all.rows("queries", queries, {query_heads, per_head, dim}, "H*G,Q,D");
     all.rows("keys", keys, {heads, tokens, dim}, "H,N,D");
     all.rows("values", values, {heads, tokens, value_dim}, "H,N,Dv");
-    all.rows("window_keys", window_keys, {heads, window, dim}, "H,W,D");
+    all.rows("window_keys", window_keys, {heads, window_keys.extent(1), dim}, "H,W,D");
     if (ratios.any_projected())
     {
         all.in("key_basis", key_basis, {heads, dim, dim}, "H,D,D");

@@ -36,7 +36,7 @@
     JOB(panel_product<backend, float, mdkv::detail::put_products<backend, sum>>)                                       \
     JOB(panel_product<backend, half, mdkv::detail::put_products<backend, sum>>)                                        \
     JOB(panel_product<backend, bfloat16, mdkv::detail::put_products<backend, sum>>)
-#define TILES(kernel) KERNEL(kernel<float>) KERNEL(kernel<half>) KERNEL(kernel<bfloat16>)
+#define SWEEP(second) KERNEL(score_sweep<float, second>) KERNEL(score_sweep<half, second>) KERNEL(score_sweep<bfloat16, second>)
 
 namespace MDKV_NAMESPACE::gpu::kernels
 {
@@ -67,12 +67,12 @@ JOB(fill<double>)
 JOB(pool_windows<backend>)
 JOB(pool_fading<backend>)
 BACKEND_FIRST(score_queries)
-JOB(score_bases<backend>)
 JOB(score_channels<half, half, backend>)
-TILES(score_panels)
-TILES(score_sums)
+KERNEL(score_fragments<half>)
+KERNEL(score_fragments<bfloat16>)
 JOB(score_join<backend>)
-TILES(score_totals)
+SWEEP(false)
+SWEEP(true)
 ELEMENT_FIRST(score_losses, backend)
 
 // pack, unpack, recompress

@@ -5,7 +5,7 @@
 #include <mdkv/stages/score.hpp>
 
 #include "support/host.hpp"
-#include "support/random.hpp"
+#include "support/layer.hpp"
 
 #include <doctest/doctest.h>
 
@@ -19,28 +19,18 @@ namespace
 using namespace mdkv;
 using host = cpu::backend;
 
-constexpr index_t group = 2, queries = 8, tokens = 40, dim = 16;
-
-std::vector<float> random_floats(char const* name, index_t count)
-{
-    support::source random{name};
-    std::vector<float> x(static_cast<std::size_t>(count));
-    for (float& value : x) { value = static_cast<float>(random.normal()); }
-    return x;
-}
+constexpr index_t group = 2, queries = 8, tokens = 40;
 
 std::vector<float> losses(row_norm norm)
 {
-    auto const q = random_floats("queries", group * queries * dim);
-    auto const k = random_floats("keys", tokens * dim);
-    auto const v = random_floats("values", tokens * dim);
-    std::vector<float> loss(2 * tokens);
+    support::layer<float> const x{
+        {.heads = 1, .group = group, .queries = queries, .tokens = tokens, .window = 0, .dim = 16, .value_dim = 16}};
+    support::tensor<float, 3> loss{{1, 2, tokens}};
     support::run([&](host const& on) {
-        score(on, in(on, q.data(), group, queries, dim), in(on, k.data(), 1, tokens, dim),
-            in(on, v.data(), 1, tokens, dim), in(on, k.data(), 1, 0, dim), in_view<float, 3, host>{},
-            in_view<float, 3, host>{}, evict_ratios, {.norm = norm}, out(on, loss.data(), 1, 2, tokens));
+        score(on, x.queries.in(), x.keys.in(), x.values.in(), x.window_keys.in(), x.key_basis.in(), x.value_basis.in(),
+            evict_ratios, {.norm = norm}, loss.out());
     });
-    return loss;
+    return loss.elements();
 }
 
 } // namespace

@@ -1,7 +1,7 @@
-/// \file score_products.cuh: how score cuts tokens into tiles on a GPU, the shared memory of a block, and products of tokens with queries in a warp (arXiv 2603.20616, section 4.2).
+/// \file score_products.cuh: how score cuts tokens into tiles on a GPU, the shared memory of a block, and products of its tokens with queries (arXiv 2603.20616, section 4.2).
 #pragma once
 
-#include <mdkv/core/ratios.hpp>
+#include <mdkv/core/score_options.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/score_plan.hpp>
@@ -17,9 +17,7 @@
 namespace MDKV_NAMESPACE::gpu::detail
 {
 
-using mdkv::detail::score_head;
 using mdkv::detail::score_plan;
-using mdkv::detail::score_states;
 
 // A warp multiplies 32 tokens with a panel of 16 rows (queries, or directions of a basis), each lane four tokens with four
 // rows. Two by two tensor core products give a lane the same shape, if tokens and rows are numbered for it (see
@@ -39,11 +37,10 @@ inline constexpr index_t score_splits = 1056;
 /// Size of a tile, and its contents.
 struct score_tiling
 {
-    int token_shift;  ///< log2 of the warps that share out the tokens; other warps multiply other rows
-    bool tensor;      ///< exact logits by tensor cores
-    bool plain_keys;  ///< keys themselves are needed in float, e.g. to be projected
-    index_t keys = 0; ///< bytes of shared memory that a tile of keys needs
-    index_t all  = 0; ///< bytes with sweep two's sums, one of each softmax for every thread
+    int token_shift;   ///< log2 of the warps that share out the tokens; other warps multiply other rows
+    bool tensor;       ///< exact logits by tensor cores
+    bool plain_keys;   ///< keys themselves are needed in float, e.g. to be projected
+    index_t bytes = 0; ///< shared memory of a block
 
     score_tiling(score_plan const& p, bool half_width);
 
@@ -60,20 +57,20 @@ struct score_tiling
     [[nodiscard]] __device__ int share() const { return device::warp() >> token_shift; }
 };
 
-/// A block's copy of a tile of keys, coordinate by coordinate, so that neighbours in memory are tokens.
+/// A block's copy of a tile of keys, coordinate by coordinate, so that neighbours in memory are tokens; and its sums.
 struct score_tile
 {
-    float* rows;    // [dim, tokens]  only if plain_keys
-    float* latents; // [latent, tokens]
+    mdkv::detail::carver cut;
+    score_plan const& plan;
+    score_tiling const& tiling;
+
+    float* rows    = cut.take<float>(tiling.plain_keys ? index_t{plan.dim} * tiling.tokens() : 0); // [dim, tokens]
+    float* latents = cut.take<float>(index_t{plan.latent} * tiling.tokens());                      // [latent, tokens]
 
     // [tokens, dim / 2 + 1]  keys in pairs, for tensor cores; the odd step avoids bank conflicts
-    std::uint32_t* pairs;
+    std::uint32_t* pairs = cut.take<std::uint32_t>(tiling.tensor ? (plan.dim / 2 + index_t{1}) * tiling.tokens() : 0);
 
-    MDKV_HD score_tile(mdkv::detail::carver& memory, score_plan const& p, score_tiling const& t) noexcept
-        : rows{memory.take<float>(t.plain_keys ? index_t{p.dim} * t.tokens() : 0)}
-        , latents{memory.take<float>(index_t{p.latent} * t.tokens())}
-        , pairs{memory.take<std::uint32_t>(t.tensor ? (p.dim / 2 + index_t{1}) * t.tokens() : 0)}
-    {}
+    float* sums = cut.take<float>(index_t{plan.softmaxes} * score_threads); // [softmaxes, threads]  sweep two's
 };
 
 inline score_tiling::score_tiling(score_plan const& p, bool half_width)
@@ -84,20 +81,12 @@ inline score_tiling::score_tiling(score_plan const& p, bool half_width)
 {
     do {
         --token_shift;
-        mdkv::detail::carver memory;
-        static_cast<void>(score_tile{memory, p, *this});
-        keys = memory.bytes();
-        all  = keys + index_t{p.softmaxes} * score_threads * index_t{sizeof(float)};
-    } while (all > score_most_shared && token_shift > 0);
+        bytes = score_tile{{}, p, *this}.cut.bytes();
+    } while (bytes > score_most_shared && token_shift > 0);
 }
 
 /// [token][row]: a lane's share of a product.
 using score_products = float[4][4];
-
-__device__ __forceinline__ void clear(score_products& products)
-{
-    for (int k = 0; k < 16; ++k) { products[k / 4][k % 4] = 0; }
-}
 
 /// products += tokens [depth, tile] of rows [depth, row_step].
 __device__ __forceinline__ void multiply_add(
@@ -147,8 +136,7 @@ __device__ __forceinline__ void multiply_exact(
 
 /// Totals of four numbers over the lanes that differ in the bits `high` and `low`. A lane gets one of the four totals,
 /// selected by its own two bits.
-[[nodiscard]] __device__ __forceinline__ float fold4(
-    float const (&x)[4], int high, int low, row_norm norm = row_norm::sum)
+[[nodiscard]] __device__ __forceinline__ float fold4(float const (&x)[4], int high, int low, row_norm norm)
 {
     bool const h    = (device::lane() & high) != 0;
     bool const l    = (device::lane() & low) != 0;
@@ -164,71 +152,111 @@ __device__ __forceinline__ void multiply_exact(
     return (hidden >> (4 * i + j) & 1U) != 0 ? -__builtin_huge_valf() : logit;
 }
 
-} // namespace MDKV_NAMESPACE::gpu::detail
-
-namespace MDKV_NAMESPACE::gpu::kernels
+/// A tile of a head's tokens, and this lane's share of its products: four tokens by four rows of a panel.
+struct score_block
 {
+    score_plan const& plan;
+    score_tiling const& tiling;
+    index_t head;
+    score_plan::operands operands = plan.head(head);
+    score_tile tile{mdkv::detail::carver{device::shared_memory()}, plan, tiling};
+    /// The lane's first token in the tile, and its first row in a panel.
+    int token = device::warp() % tiling.token_warps() * score_warp_tokens + device::lane() / 4 * 4;
+    int row   = device::lane() % 4 * 4;
 
-/// Queries in the key basis, and in the order of tensor cores. One block a head and panel of rows.
-template <element U>
-struct score_panels
-{
-    static constexpr char const* name = "score_panels";
-    static constexpr int threads      = 256;
-    static constexpr int panel        = detail::score_panel;
-
-    in_view<U, 3, backend> queries;
-    in_view<float, 3, backend> basis; // [H, D, D]  key basis
-    detail::score_plan plan;
-    bool tensor;
-
-    __device__ void operator()() const
+    /// Reads `count` keys from `first` on, and zeros for the tile's missing tokens: to tile.pairs for tensor cores, and to
+    /// tile.rows if plain_keys. Two neighbouring lanes read 32 bytes of a row.
+    template <element T>
+    __device__ void read(in_view<T, 3, backend> const& from, index_t first, int count) const
     {
-        int const panels           = plan.rows / panel;
-        index_t const head         = device::block() / panels;
-        auto const at              = static_cast<int>(device::block() % panels);
-        detail::score_head const h = plan.head(head);
-        // Queries in the key basis: one thread a query and direction.
-        float const* const rows = h.queries + index_t{at} * plan.dim * panel;
-        float* const latents    = h.latents + index_t{at} * plan.key_columns() * panel;
-        for (int i = device::thread(); i < plan.latent * panel; i += threads)
+        constexpr int width = 16 / static_cast<int>(sizeof(T));
+        int const size      = tiling.tokens();
+        int const t         = device::thread() / 2 & (size - 1);
+        int const dim       = plan.dim;
+        T const* const at   = from.data_handle() + from.offset(head, first, index_t{0}) + t * from.stride(1);
+        for (int d = (tiling.share() / 2 * 2 + device::thread() % 2) * width; d < dim; d += tiling.shares() * width)
         {
-            float const* const direction = basis.row(head, i / panel);
-            float sum                    = 0;
-            for (int d = 0; d < plan.dim; ++d) { sum += direction[d] * rows[d * panel + i % panel]; }
-            latents[i] = sum;
-        }
-        if constexpr (sizeof(U) == 2)
-        {
-            int const fragments = plan.dim / detail::score_depth * device::warp_size; // fragments of a panel
-            float* const to     = h.more + index_t{at} * fragments * 4;
-            for (int i = device::thread(); tensor && i < fragments; i += threads)
+            T x[width];
+            if (t < count && d + width <= dim) { mdkv::detail::load_all(at + d, x); }
+            else
             {
-                write_fragment(head, at * panel, i, to + i * 4);
+                for (int i = 0; i < width; ++i) { x[i] = t < count && d + i < dim ? at[d + i] : narrow<T>(0.0F); }
+            }
+            if constexpr (sizeof(T) == 2)
+            {
+                std::uint32_t two[width / 2];
+                std::memcpy(two, x, sizeof two);
+                for (int i = 0; tiling.tensor && i < width / 2; ++i)
+                {
+                    tile.pairs[t * (dim / 2 + 1) + d / 2 + i] = two[i];
+                }
+            }
+            for (int i = 0; tiling.plain_keys && i < width; ++i)
+            {
+                if (d + i < dim) { tile.rows[(d + i) * size + t] = widen(x[i]); }
             }
         }
+        device::sync();
     }
 
-private:
-    /// Writes unscaled queries in the order in which tensor cores take them (see multiply_exact).
-    __device__ void write_fragment(index_t head, int first_row, int i, float* to) const
+    /// Writes the keys' coordinates in the basis to tile.latents [latent, tokens].
+    __device__ void project_keys() const
     {
-        int const lane = i % device::warp_size;
-        U pairs[2][2][2]; // [product][coordinates from 0 or 8][two]
-        for (int j = 0; j < 8; ++j)
+        int const step = tiling.tokens();
+        for (int p = tiling.share(); p * score_panel < plan.latent; p += tiling.shares())
         {
-            int const row = first_row + lane / 8 * 4 + j / 4 * 2 + lane / 4 % 2;
-            int const d   = i / device::warp_size * detail::score_depth + lane % 4 * 2 + j / 2 % 2 * 8 + j % 2;
-            pairs[j / 4][j / 2 % 2][j % 2] =
-                row >= plan.query_rows
-                    ? narrow<U>(0.0F)
-                    : queries(head * (plan.query_rows / plan.per_head) + row / plan.per_head, row % plan.per_head, d);
+            int const c             = p * score_panel + row;
+            score_products products = {};
+            multiply_add(products, tile.rows + token, step, operands.key_basis + c, plan.key_columns(), plan.dim);
+            for (int j = 0; j < 4; ++j)
+            {
+                if (c + j >= plan.latent) { continue; }
+                device::store(tile.latents + (c + j) * step + token,
+                    float4{products[0][j], products[1][j], products[2][j], products[3][j]});
+            }
         }
-        uint4 vec16;
-        static_assert(sizeof vec16 == sizeof pairs);
-        std::memcpy(&vec16, pairs, sizeof vec16);
-        device::store(to, vec16);
+        device::sync();
+    }
+
+    /// Makes the lane's logits of softmax i; `logits` comes in with the logits of softmax i - 1, whose sums those of a wider
+    /// projection continue.
+    template <element T>
+    __device__ __forceinline__ void multiply(score_products& logits, int i, int panel) const
+    {
+        if constexpr (sizeof(T) == 2)
+        {
+            if (tiling.tensor && i == 0)
+            {
+                index_t const fragments = index_t{panel} * (plan.dim / score_depth) * device::warp_size * 4;
+                multiply_exact<T>(
+                    logits, tile.pairs + token * (plan.dim / 2 + 1), operands.more + fragments, plan.dim, plan.to_log2);
+                return;
+            }
+        }
+        int const begin            = i == 0 ? 0 : plan.columns[i - 1];
+        int const end              = i == 0 ? plan.dim : plan.columns[i];
+        int const all              = i == 0 ? plan.dim : plan.latent;
+        float const* const tokens  = i == 0 ? tile.rows : tile.latents;
+        float const* const queries = i == 0 ? operands.queries : operands.latents;
+        for (int k = 0; begin == 0 && k < 16; ++k) { logits[k / 4][k % 4] = 0; }
+        multiply_add(logits, tokens + begin * tiling.tokens() + token, tiling.tokens(),
+            queries + (index_t{panel} * all + begin) * score_panel + row, score_panel, end - begin);
+    }
+
+    /// The lane's hidden products, bit 4 * token + row, for the `count` tokens from `first` on and rows from `first_row`
+    /// on.
+    [[nodiscard]] __device__ unsigned hidden(index_t first, int count, int first_row) const
+    {
+        if (count == tiling.tokens() && plan.all_see(first + count - 1)) { return 0; }
+        unsigned bits = 0;
+        for (int j = 0; j < 4; ++j)
+        {
+            index_t const seen = plan.end_of(first_row + j) - first;
+            index_t const end  = seen < count ? seen : count;
+            for (int i = 0; i < 4; ++i) { bits |= token + i < end ? 0U : 1U << (4 * i + j); }
+        }
+        return bits;
     }
 };
 
-} // namespace MDKV_NAMESPACE::gpu::kernels
+} // namespace MDKV_NAMESPACE::gpu::detail

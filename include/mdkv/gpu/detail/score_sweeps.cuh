@@ -7,24 +7,25 @@
 #include <mdkv/detail/score_prepare.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/detail/score_block.cuh>
 #include <mdkv/gpu/detail/score_products.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <cmath>
-#include <cstdint>
+#include <cstring>
 
 #include <vector_types.h>
 
 namespace MDKV_NAMESPACE::gpu::detail
 {
 
-/// Raises `top` to the rows' largest logits so far. Returns whether any has grown, which is rare once the first tiles are
-/// past.
-[[nodiscard]] __device__ inline bool raise(score_products const& logits, unsigned hidden, float (&top)[4])
+/// Adds a lane's logits of a panel to the state of its rows: the largest logits, and `step` floats after them the sums. A
+/// warp reads only what it has written itself.
+__device__ inline void add_to_state(float* largest, int step, score_products const& logits, unsigned hidden)
 {
-    bool raised = false;
+    auto const before = device::load<float4>(largest);
+    float top[4]{before.x, before.y, before.z, before.w};
     float here[4];
+    bool raised = false;
     for (int j = 0; j < 4; ++j)
     {
         here[j] = top[j];
@@ -35,44 +36,37 @@ namespace MDKV_NAMESPACE::gpu::detail
         }
         raised = raised || here[j] > top[j];
     }
-    if (device::ballot(raised) == 0) { return false; }
-    for (int j = 0; j < 4; ++j)
-    {
-        for (int step = 4; step < device::warp_size; step *= 2)
-        {
-            float const other = device::shuffle_xor(here[j], step);
-            here[j]           = other > here[j] ? other : here[j];
-        }
-        top[j] = here[j];
-    }
-    return true;
-}
-
-/// Adds a lane's logits of a panel to the state of its rows: the largest logits, and `step` floats after them the sums. A
-/// warp reads only what it has written itself.
-__device__ inline void add_to_state(float* largest, int step, score_products const& logits, unsigned hidden)
-{
-    auto const before = device::load<float4>(largest);
-    float top[4]{before.x, before.y, before.z, before.w};
     // Eight lanes have the same four rows. Lane bits 16 and 8 choose the row whose sum a lane keeps, if its bit 4 is
     // unset.
     int const lane  = device::lane();
     int const which = (lane & 16) / 8 + (lane & 8) / 8;
     bool const mine = (lane & 4) == 0;
     float& sum      = largest[step + which];
-    if (raise(logits, hidden, top) && mine)
+    if (device::ballot(raised) != 0) // rare once the first tiles are past
     {
+        for (int j = 0; j < 4; ++j)
+        {
+            for (int mask = 4; mask < device::warp_size; mask *= 2)
+            {
+                float const other = device::shuffle_xor(here[j], mask);
+                here[j]           = other > here[j] ? other : here[j];
+            }
+            top[j] = here[j];
+        }
         float const new_top = which == 0 ? top[0] : which == 1 ? top[1] : which == 2 ? top[2] : top[3];
-        sum *= exp2f(largest[which] - new_top);
-        // race: the vote in raise() needs what every lane has read before
-        largest[which] = new_top;
+        if (mine)
+        {
+            sum *= exp2f(largest[which] - new_top);
+            // race: the vote needs what every lane has read before
+            largest[which] = new_top;
+        }
     }
     float sums[4] = {};
     for (int j = 0; j < 4; ++j)
     {
         for (int i = 0; i < 4; ++i) { sums[j] += exp2f(shown(logits[i][j], hidden, i, j) - top[j]); }
     }
-    float total = fold4(sums, 16, 8);
+    float total = fold4(sums, 16, 8, row_norm::sum);
     total += device::shuffle_xor(total, 4);
     if (mine) { sum += total; }
     device::sync_warp();
@@ -89,7 +83,8 @@ __device__ __forceinline__ void add_differences(score_products const& logits, fl
         for (int j = 0; j < 4; ++j)
         {
             float const probability = exp2f(shown(logits[i][j], hidden, i, j) - lse[j]);
-            totals[i]               = mdkv::detail::with_row<Norm>(totals[i], fabsf(probability - exact[i][j]));
+            float const x           = fabsf(probability - exact[i][j]);
+            totals[i] = mdkv::detail::joined_rows(Norm, totals[i], Norm == row_norm::euclidean ? x * x : x);
             if (is_exact) { exact[i][j] = probability; }
         }
     }
@@ -100,61 +95,98 @@ __device__ __forceinline__ void add_differences(score_products const& logits, fl
 namespace MDKV_NAMESPACE::gpu::kernels
 {
 
-/// Sweep one: one block for each head and split of its tokens; the window is one more split.
-template <element T>
-struct score_sums
+/// Unscaled queries in the order in which tensor cores take them (see multiply_exact). One block a head and panel of rows.
+template <element U>
+struct score_fragments
 {
-    static constexpr char const* name              = "score_sums";
-    static constexpr int threads                   = detail::score_threads;
-    static constexpr int blocks_per_multiprocessor = 2;
+    static constexpr char const* name = "score_fragments";
+    static constexpr int threads      = 256;
 
-    detail::token_rows<T> keys;
-    detail::token_rows<T> window_keys;
+    in_view<U, 3, backend> queries;
     detail::score_plan plan;
-    detail::score_tiling tiling;
-    detail::score_states states; // one split for each split of a head and warp of tokens
-    index_t splits;              // splits of a head, without the window
-    bool exact;                  ///< the exact softmax is wanted
-
-    [[nodiscard]] index_t shared_bytes() const { return tiling.keys; }
 
     __device__ void operator()() const
     {
-        index_t const head   = device::block() / (splits + 1);
-        index_t const split  = device::block() % (splits + 1);
-        bool const in_window = split == splits;
+        int const panels   = plan.rows / detail::score_panel;
+        int const count    = plan.dim / detail::score_depth * device::warp_size; // fragments of a panel
+        index_t const head = device::block() / panels;
+        auto const panel   = static_cast<int>(device::block() % panels);
+        for (int i = device::thread(); i < count; i += threads)
+        {
+            int const lane = i % device::warp_size;
+            U pairs[2][2][2]; // [product][coordinates from 0 or 8][two]
+            for (int j = 0; j < 8; ++j)
+            {
+                int const row = panel * detail::score_panel + lane / 8 * 4 + j / 4 * 2 + lane / 4 % 2;
+                int const d   = i / device::warp_size * detail::score_depth + lane % 4 * 2 + j / 2 % 2 * 8 + j % 2;
+                pairs[j / 4][j / 2 % 2][j % 2] =
+                    row >= plan.query_rows ? narrow<U>(0.0F)
+                                           : queries(head * (plan.query_rows / plan.per_head) + row / plan.per_head,
+                                               row % plan.per_head, d);
+            }
+            uint4 vec16;
+            static_assert(sizeof vec16 == sizeof pairs);
+            std::memcpy(&vec16, pairs, sizeof vec16);
+            device::store(plan.head(head).more + (index_t{panel} * count + i) * 4, vec16);
+        }
+    }
+};
+
+/// A sweep over the keys: one block for each head and split of its tiles. Sweep one has the window as one more split; sweep two has
+/// a split for each tile.
+template <element T, bool Second>
+struct score_sweep
+{
+    static constexpr char const* name              = Second ? "score_totals" : "score_sums";
+    static constexpr int threads                   = detail::score_threads;
+    static constexpr int blocks_per_multiprocessor = 2;
+
+    in_view<T, 3, backend> keys;
+    in_view<T, 3, backend> window_keys;
+    detail::score_plan plan;
+    detail::score_tiling tiling;
+    index_t splits; ///< splits of a head, without the window; each warp of tokens has states of its own
+    bool exact;     ///< the exact softmax is wanted
+
+    [[nodiscard]] index_t blocks() const { return keys.extent(0) * (Second ? splits : splits + 1); }
+    [[nodiscard]] index_t shared_bytes() const { return tiling.bytes; }
+
+    __device__ void operator()() const
+    {
+        index_t const parts  = Second ? splits : splits + 1;
+        index_t const head   = device::block() / parts;
+        index_t const split  = device::block() % parts;
+        bool const in_window = !Second && split == splits;
         auto const& from     = in_window ? window_keys : keys;
-        index_t const tokens = from.view.extent(1);
+        index_t const tokens = from.extent(1);
         index_t const tiles  = tiling.tiles(tokens);
-        index_t const offset = in_window ? keys.view.extent(1) : 0;
+        index_t const offset = in_window ? keys.extent(1) : 0;
         index_t const end    = in_window ? tiles : tiles * (split + 1) / splits;
-        mdkv::detail::carver memory{device::shared_memory()};
-        detail::score_block const block{plan, tiling, head, memory};
-        clear();
+        detail::score_block const block{plan, tiling, head};
+        if constexpr (!Second)
+        {
+            float* const states = plan.state(head, split * tiling.token_warps(), 0);
+            for (int i = device::thread(); i < tiling.token_warps() * plan.softmaxes * 2 * plan.rows; i += threads)
+            {
+                states[i] = i / plan.rows % 2 == 0 ? mdkv::detail::lowest_logit : 0.0F;
+            }
+        }
         for (index_t i = in_window ? 0 : tiles * split / splits; i < end; ++i)
         {
             index_t const t = i * tiling.tokens();
-            if (plan.none_sees(offset + t)) { return; }
+            if (!Second && plan.none_sees(offset + t)) { return; }
             int const count = tiling.count(tokens, t);
             device::sync(); // the tile before may still be read, and states be cleared
             block.read(from, t, count);
             if (!in_window) { block.project_keys(); }
-            add_tile(block, split, offset + t, count, in_window);
+            if constexpr (Second) { find_totals(block, t, count); }
+            else { add_states(block, split, offset + t, count, in_window); }
         }
     }
 
 private:
-    __device__ void clear() const
-    {
-        index_t const size = states.per_split() * tiling.token_warps();
-        for (index_t i = device::thread(); i < size; i += threads)
-        {
-            states.memory[device::block() * size + i] = i / plan.rows % 2 == 0 ? mdkv::detail::lowest_logit : 0.0F;
-        }
-    }
-
     /// Adds a tile's logits to the states. If `exact_keys`, all rungs store the tile's keys as they are (the window).
-    __device__ void add_tile(
+    __device__ void add_states(
         detail::score_block const& block, index_t split, index_t first, int count, bool exact_keys) const
     {
         index_t const warp_split = split * tiling.token_warps() + device::warp() % tiling.token_warps();
@@ -167,57 +199,15 @@ private:
             {
                 if (i == 0 || !exact_keys) { block.template multiply<T>(logits, i, p); }
                 if (i == 0 && !exact) { continue; }
-                detail::add_to_state(states.largest(block.head, warp_split, i) + row, plan.rows, logits, hidden);
+                detail::add_to_state(plan.state(block.head, warp_split, i) + row, plan.rows, logits, hidden);
             }
         }
     }
-};
 
-/// Sweep two: one block a head and tile.
-template <element T>
-struct score_totals
-{
-    static constexpr char const* name              = "score_totals";
-    static constexpr int threads                   = detail::score_threads;
-    static constexpr int blocks_per_multiprocessor = 2;
-
-    detail::token_rows<T> keys;
-    detail::score_plan plan;
-    detail::score_tiling tiling;
-    index_t tiles_per_head;
-
-    [[nodiscard]] index_t shared_bytes() const { return tiling.all; }
-
-    __device__ void operator()() const
+    /// Adds up P and |P' - P| over the rows, in sums of each thread, and writes the totals of a tile.
+    __device__ void find_totals(detail::score_block const& block, index_t first, int count) const
     {
-        auto const number   = static_cast<std::uint32_t>(device::block()); // a grid has fewer than 2^31
-        auto const tiles    = static_cast<std::uint32_t>(tiles_per_head);
-        index_t const head  = number / tiles;
-        index_t const first = index_t{number % tiles} * tiling.tokens();
-        int const count     = tiling.count(keys.view.extent(1), first);
-        mdkv::detail::carver memory{device::shared_memory()};
-        detail::score_block const block{plan, tiling, head, memory};
-        float* const sums = memory.take<float>(index_t{plan.softmaxes} * threads); // each thread's
-        block.read(keys, first, count);
-        block.project_keys();
-        add_differences(block, first, count, sums);
-        device::sync();
-        for (int i = device::thread(); i < plan.softmaxes * tiling.tokens(); i += threads)
-        {
-            int const token = i % tiling.tokens();
-            float total     = 0;
-            for (int part = token; part < threads; part += tiling.tokens())
-            {
-                total = mdkv::detail::joined_rows(plan.norm, total, sums[i / tiling.tokens() * threads + part]);
-            }
-            if (token < count) { plan.total(head, i / tiling.tokens())[first + token] = total; }
-        }
-    }
-
-private:
-    /// Adds up P and |P' - P| over the rows.
-    __device__ void add_differences(detail::score_block const& block, index_t first, int count, float* sums) const
-    {
+        float* const sums = block.tile.sums;
         for (int i = 0; i < plan.softmaxes; ++i) { sums[i * threads + device::thread()] = 0; }
         for (int p = tiling.share(); p * detail::score_panel < plan.rows; p += tiling.shares())
         {
@@ -237,6 +227,17 @@ private:
                 float& total = sums[softmax * threads + device::thread()];
                 total        = mdkv::detail::joined_rows(plan.norm, total, detail::fold4(totals, 2, 1, plan.norm));
             }
+        }
+        device::sync();
+        for (int i = device::thread(); i < plan.softmaxes * tiling.tokens(); i += threads)
+        {
+            int const token = i % tiling.tokens();
+            float total     = 0;
+            for (int part = token; part < threads; part += tiling.tokens())
+            {
+                total = mdkv::detail::joined_rows(plan.norm, total, sums[i / tiling.tokens() * threads + part]);
+            }
+            if (token < count) { plan.total(block.head, i / tiling.tokens())[first + token] = total; }
         }
     }
 };
