@@ -110,13 +110,12 @@ private:
 
     [[nodiscard]] MDKV_HD static T as_stored(U given) noexcept
     {
-        if constexpr (std::same_as<T, U>) { return given; }
+        if constexpr (std::same_as<T, U>) { return given; } // narrow changes a NaN
         else { return narrow<T>(widen(given)); }
     }
 };
 
 /// One item: the count of appended tokens, raised by `more` and then limited to `most`.
-template <space S>
 struct count_tail
 {
     static constexpr char const* name = "count_tail";
@@ -136,56 +135,47 @@ struct count_tail
 
 } // namespace detail
 
-/// Adds one token or n to every head's tail, in place.
-///
-/// Only the host can refuse a full tail: in device memory the tokens are counted, so that `*cache.appended` is beyond
-/// `cache.tail_capacity` from then on, and attend reads no further than the capacity. Engines count their appended
-/// tokens: `reserve_tail` makes room in time.
+/// Adds one token or n to every head's tail, in place. Engines count their appended tokens, and make room by `reserve_tail`.
 ///
 /// \param on          backend
 /// \param[in] keys    [H, D] or [H, n, D]    after position encoding, which goes on from the prompt's true length; any element type
 /// \param[in] values  [H, Dv] or [H, n, Dv]
-/// \param     to      the cache's view, or its owner; the tail must have room
+/// \param     to      the cache's view, or its owner
 /// \cost   writes n tokens; no scratch, no allocation
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  deterministic
-/// \throws invalid_argument        a shape disagrees; gpu: the tail is not aligned to elements
-/// \throws insufficient_workspace  the tail has no room (naming its capacity); grow it with `reserve_tail` of its owner.
-///                                 Nothing was changed in either case. gpu: tokens without room are not written, and counted
-///                                 beyond the capacity
+/// \throws invalid_argument        a shape disagrees; gpu: the tail is not aligned to elements. Nothing was changed
+/// \throws insufficient_workspace  the tail has no room, naming its capacity; nothing was changed. (gpu: not seen: tokens without
+///                                 room are not written, but counted in `*cache.appended`; attend reads the tail's capacity)
 /// \see    tests/unit/append.cpp
 template <backend B, element U, std::size_t Rank, writable_cache_on<B> Cache>
     requires(Rank == 2 || Rank == 3)
 void append(
     B const& on, view<U const, Rank, B::memory_space> keys, view<U const, Rank, B::memory_space> values, Cache&& to)
 {
-    if constexpr (Rank == 2) { return append(on, detail::of_one(keys), detail::of_one(values), to); }
+    auto const cache = to.view();
+    using T          = typename decltype(cache)::element_type;
+    detail::append_token<B, T, U> const job{detail::with_tokens<3>(keys), detail::with_tokens<3>(values), cache};
+    index_t const n = job.keys.extent(1);
+    expects(cache.appended != nullptr, "append: cache has no directory");
+    detail::checks{on, "append"}
+        .rows("keys", job.keys, {cache.layout.heads, n, cache.layout.dims.keys}, "H,n,D")
+        .rows("values", job.values, {cache.layout.heads, n, cache.layout.dims.values}, "H,n,Dv")
+        .bytes("cache.tail", cache.tail, cache.layout.heads * cache.tail_head_bytes(), true)
+        .bytes("cache.appended", cache.appended, sizeof(index_t), true);
+    if constexpr (B::memory_space == space::host)
+    {
+        index_t const held = *cache.appended;
+        expects<insufficient_workspace>(n <= cache.tail_capacity - held, "append: the tail holds ", held,
+            " tokens and has room for ", cache.tail_capacity, "; ", n, " more do not fit");
+    }
     else
     {
-        auto const cache = detail::cache_of(to);
-        using T          = typename decltype(cache)::element_type;
-        detail::checks arguments{on, "append"};
-        index_t const n = keys.extent(1);
-        expects(cache.appended != nullptr, "append: cache has no directory");
-        arguments.rows("keys", keys, {cache.layout.heads, n, cache.layout.dims.keys}, "H,n,D")
-            .rows("values", values, {cache.layout.heads, n, cache.layout.dims.values}, "H,n,Dv")
-            .bytes("cache.tail", cache.tail, cache.layout.heads * cache.tail_head_bytes(), true)
-            .bytes("cache.appended", cache.appended, sizeof(index_t), true);
-        if constexpr (B::memory_space == space::host)
-        {
-            index_t const held = *cache.appended;
-            expects<insufficient_workspace>(n <= cache.tail_capacity - held, "append: the tail holds ", held,
-                " tokens and has room for ", cache.tail_capacity, "; ", n, " more do not fit");
-        }
-        else
-        {
-            expects(reinterpret_cast<std::uintptr_t>(cache.tail) % alignof(T) == 0,
-                "append: cache.tail is not aligned to ", index_t{alignof(T)}, " bytes");
-        }
-        detail::append_token<B, T, U> const job{keys, values, cache};
-        run(on, job);
-        if (!job.at_once()) { run(on, detail::count_tail<B::memory_space>{cache.appended, n, INT64_MAX}, 1); }
+        expects(reinterpret_cast<std::uintptr_t>(cache.tail) % alignof(T) == 0, "append: cache.tail is not aligned to ",
+            index_t{alignof(T)}, " bytes");
     }
+    run(on, job);
+    if (!job.at_once()) { run(on, detail::count_tail{cache.appended, n, INT64_MAX}, 1); }
 }
 
 /// Takes the last appended tokens back, so that at most `tokens` of them stay: rejected drafts, a regenerated answer. The
@@ -202,10 +192,10 @@ void append(
 template <backend B, writable_cache_on<B> Cache>
 void truncate_tail(B const& on, index_t tokens, Cache&& of)
 {
-    auto const cache = detail::cache_of(of);
+    auto const cache = of.view();
     expects(tokens >= 0, "truncate_tail: tokens is ", tokens, "; it must not be negative");
     expects(cache.appended != nullptr, "truncate_tail: cache has no directory");
-    run(on, detail::count_tail<B::memory_space>{cache.appended, 0, tokens}, 1);
+    run(on, detail::count_tail{cache.appended, 0, tokens}, 1);
 }
 
 } // namespace MDKV_NAMESPACE

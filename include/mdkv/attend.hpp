@@ -85,13 +85,11 @@ void attend_sequences(B const& on, in_view<U, 3, B> queries,
 
 /// Attention of one token's queries over the whole cache, or causal attention of its last n appended tokens, e.g. a second
 /// prompt or drafts of speculative decoding: n tokens equal n calls for one token each, but for rounding. All rungs, window and
-/// tail are one softmax. Each query is projected once, compressed keys are not reconstructed, and the latent part of the output
-/// is projected back once.
+/// tail are one softmax. Compressed keys are not reconstructed.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, D] or [H*G, n, D]   after position encoding, of any element type U; rows of one KV head are
-///                                 neighbours. Queries are rounded for products with codes: to 8 bits for codes of 4, 16 for
-///                                 codes of 8 (cpu), to half (gpu)
+///                                 neighbours; rounded for products with codes (docs/numerics.md)
 /// \param[in]  over     the cache's view, or its owner, with a layout; its last n tokens are the queries' (`append` comes first)
 /// \param[in]  options  scale, if not the cache's
 /// \param[out] output   [H*G, Dv] or [H*G, n, Dv]   weighted means of the values, in the queries' type; zeros if no token is stored
@@ -111,21 +109,13 @@ template <backend B, element U, std::size_t Rank, cache_on<B> Cache>
 void attend(B const& on, view<U const, Rank, B::memory_space> queries, Cache const& over, attend_options options,
     view<U, Rank, B::memory_space> output, view<float, Rank - 1, B::memory_space> lse)
 {
-    auto const cache = detail::cache_of(over);
-    using sequence   = sequence_view<typename decltype(cache)::element_type, B::memory_space>;
-    if constexpr (Rank == 2)
-    {
-        sequence const one[]{{cache}};
-        detail::attend_sequences(on, detail::of_one(queries), std::span{one}, options, detail::of_one(output),
-            out_view<float, 2, B>{lse.data_handle(), {lse.extent(0), 1}, {1, 1}});
-    }
-    else
-    {
-        index_t const n = queries.extent(1);
-        expects(n >= 1, "attend: queries [H*G, n, D] are of ", n, " tokens; there must be at least 1");
-        sequence const one[]{{cache, n}};
-        detail::attend_sequences(on, queries, std::span{one}, options, output, lse);
-    }
+    auto const cache = over.view();
+    auto const rows  = detail::with_tokens<3>(queries);
+    index_t const n  = rows.extent(1);
+    expects(n >= 1, "attend: queries [H*G, n, D] are of ", n, " tokens; there must be at least 1");
+    sequence_view<typename decltype(cache)::element_type, B::memory_space> const one[]{{cache, n}};
+    detail::attend_sequences(
+        on, rows, std::span{one}, options, detail::with_tokens<3>(output), detail::with_tokens<2>(lse));
 }
 
 /// Attention of a batch: several sequences at once, each over its own cache, as engines with continuous batching decode.

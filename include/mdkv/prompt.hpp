@@ -347,7 +347,7 @@ public:
     compress_report pack(B const& on, index_t layer, rows_of_layer const& rows, Destination& to)
     {
         constexpr char const* stage = "prompt::pack";
-        constexpr bool owner        = requires { to.view(); };
+        constexpr bool owner        = requires { to.wait(); };
         work_.progress.expects_layer(stage, layer, work_.shape.layers);
         expects(work_.choice.budget >= 0, stage, ": no rungs were chosen; call allocate first");
         expects_rows(on, stage, rows, tokens_);

@@ -140,9 +140,9 @@ public:
         if constexpr (requires { cache_.shared(); }) { other->cache_ = cache_.shared(); }
         else
         {
-            other->cache_ = cache_.like(cache_.layout(), cache_.arena_bytes(), cache_.tail_capacity());
-            cache_.copy_to(other->cache_,
-                [&](std::byte const* from, std::byte* to, index_t bytes) { on_->copy(from, to, bytes); });
+            other->cache_ = cache_.template copied<decltype(other->cache_)>(
+                [&](std::byte const* from, std::byte* to, index_t bytes) { on_->copy(from, to, bytes); },
+                cache_.memory());
         }
         return other;
     }

@@ -151,6 +151,14 @@ struct cache_layout
                      : (dims.keys + dims.values) * element_bytes;
     }
 
+    /// Bytes of a tail with room for `tokens` tokens.
+    /// \throws size_overflow   they leave 64 bits
+    [[nodiscard]] constexpr index_t tail_bytes(index_t tokens, index_t element_bytes) const
+    {
+        index_t const token_bytes = checked_multiply(checked_add(dims.keys, dims.values), element_bytes);
+        return checked_multiply(checked_multiply(heads, token_bytes), tokens);
+    }
+
     /// Stand-ins of a head with `cheapest` tokens at rung 0 that may have `most`: no more than it drops.
     [[nodiscard]] MDKV_HD constexpr index_t stand_ins(index_t cheapest, index_t most) const noexcept
     {
@@ -212,6 +220,9 @@ struct cache_view
         return tail_capacity * (layout.dims.keys + layout.dims.values) * index_t{sizeof(T)};
     }
 
+    /// The cache itself, as its owners give it.
+    [[nodiscard]] MDKV_HD constexpr cache_view view() const noexcept { return *this; }
+
     /// The same cache, for reading only. (A template, because nvcc warns of a conversion to the own type.)
     template <std::same_as<element_type const> Const>
         requires(!std::is_const_v<T>)
@@ -223,17 +234,6 @@ struct cache_view
 
 namespace detail
 {
-
-template <class T, space S>
-[[nodiscard]] constexpr cache_view<T, S> cache_of(cache_view<T, S> const& cache) noexcept
-{
-    return cache;
-}
-template <class Owner>
-[[nodiscard]] constexpr auto cache_of(Owner& owner) noexcept -> decltype(owner.view())
-{
-    return owner.view();
-}
 
 /// The view with write access that jobs take, also jobs that only read; the public calls before them accept both views.
 template <class T, space S>
@@ -247,11 +247,11 @@ template <class T, space S>
 
 /// One layer's cache in a backend's memory: a `cache_view`, or an owner: `cpu::cache`, `gpu::cache`, your own type with `view()`.
 template <class C, class B>
-concept cache_on = decltype(detail::cache_of(std::declval<C&>()))::memory_space == B::memory_space;
+concept cache_on = decltype(std::declval<C&>().view())::memory_space == B::memory_space;
 /// The same, to write to.
 template <class C, class B>
 concept writable_cache_on =
-    cache_on<C, B> && !std::is_const_v<std::remove_pointer_t<decltype(detail::cache_of(std::declval<C&>()).arena)>>;
+    cache_on<C, B> && !std::is_const_v<std::remove_pointer_t<decltype(std::declval<C&>().view().arena)>>;
 
 /// Lays out one head from the number of its tokens at each rung and of its stand-ins: fills the entry and returns the first
 /// free byte. All offsets are decided here; the sum over the heads is the arena's size.

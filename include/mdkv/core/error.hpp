@@ -68,12 +68,11 @@ struct message
     std::size_t size = 0;
 
     message() noexcept { text[0] = '\0'; }
-    [[gnu::cold]] MDKV_OUTLINE void add(char const* from, std::size_t length) noexcept
+    [[gnu::cold]] MDKV_OUTLINE void add(char const* from) noexcept
     {
-        for (std::size_t i = 0; i < length && size + 1 < sizeof text; ++i) { text[size++] = from[i]; }
+        for (; *from != '\0' && size + 1 < sizeof text; ++from) { text[size++] = *from; }
         text[size] = '\0';
     }
-    [[gnu::cold]] MDKV_OUTLINE void add(char const* from) noexcept { add(from, __builtin_strlen(from)); }
     [[gnu::cold]] MDKV_OUTLINE void add_number(float number) noexcept
     {
         char digits[32]{};
@@ -83,13 +82,13 @@ struct message
     // Does not use to_chars, which for whole numbers is a template: its code would have one name for all processors.
     [[gnu::cold]] MDKV_OUTLINE void add_number(std::uint64_t number) noexcept
     {
-        char digits[20];
-        std::size_t first = sizeof digits;
+        char digits[21]{};
+        std::size_t first = sizeof digits - 1;
         do {
             digits[--first] = static_cast<char>('0' + number % 10);
             number /= 10;
         } while (number > 0);
-        add(digits + first, sizeof digits - first);
+        add(digits + first);
     }
     [[gnu::cold]] MDKV_OUTLINE void add_number(std::int64_t number) noexcept
     {
@@ -99,33 +98,21 @@ struct message
     }
 };
 
-/// A text with its length.
-struct text_argument
-{
-    char const* data;
-    std::size_t size;
-};
-
-/// A letter for the type of each argument: std::string or std::string_view, real, unsigned or signed number, text.
+/// A letter for the type of each argument: real, unsigned or signed number, text.
 template <class... P>
-inline constexpr char kinds[]{std::is_class_v<P>            ? 's'
-                              : std::is_floating_point_v<P> ? 'f'
-                              : std::is_unsigned_v<P>       ? 'u'
-                              : std::is_integral_v<P>       ? 'i'
-                                                            : 't' ...,
+inline constexpr char kinds[]{std::is_floating_point_v<P> ? 'f'
+                              : std::is_unsigned_v<P>     ? 'u'
+                              : std::is_integral_v<P>     ? 'i'
+                                                          : 't' ...,
     '\0'};
 
-/// An argument in the type that a variadic function takes.
+/// An argument in the type that a variadic function takes: double, a number of 64 bits, or a text that ends with 0.
 template <class Argument>
 [[nodiscard]] constexpr auto argument(Argument const& given)
 {
-    if constexpr (std::is_class_v<Argument>) { return text_argument{given.data(), given.size()}; }
+    if constexpr (std::is_class_v<Argument>) { return given.c_str(); }
     else if constexpr (std::is_unsigned_v<Argument>) { return static_cast<unsigned long long>(given); }
     else if constexpr (std::is_integral_v<Argument>) { return static_cast<long long>(given); }
-    else if constexpr (std::is_floating_point_v<Argument>)
-    {
-        return static_cast<double>(given);
-    } // variadic calls take doubles
     else { return given; }
 }
 
@@ -137,11 +124,6 @@ template <class Argument>
         if (*kind == 'f') { all.add_number(static_cast<float>(va_arg(arguments, double))); }
         else if (*kind == 'u') { all.add_number(static_cast<std::uint64_t>(va_arg(arguments, unsigned long long))); }
         else if (*kind == 'i') { all.add_number(static_cast<std::int64_t>(va_arg(arguments, long long))); }
-        else if (*kind == 's')
-        {
-            auto const text = va_arg(arguments, text_argument);
-            all.add(text.data, text.size);
-        }
         else { all.add(va_arg(arguments, char const*)); }
     }
 }
@@ -172,7 +154,7 @@ template <class Exception>
 
 } // namespace detail
 
-/// Throws `Exception` with the concatenated arguments (texts and numbers) unless the condition holds.
+/// Throws `Exception` with the concatenated arguments (texts, std::strings and numbers) unless the condition holds.
 /// \throws Exception   the condition is false
 template <class Exception = invalid_argument, class... Arguments>
 constexpr void expects(bool condition, Arguments... arguments)

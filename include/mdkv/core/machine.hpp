@@ -20,8 +20,8 @@
 
 // A program and its shared libraries may hold sources that are compiled for different processors. The linker keeps either of
 // two functions with one name, and a processor may then meet instructions that it does not have. Everything of mdkv
-// therefore stands in a namespace named after the instructions that the compiler may use: mdkv::x86_v3 (the levels of
-// x86-64's ABI), mdkv::x86_v4_vnni, mdkv::arm64_dotprod. Objects with different names share no function and no type;
+// therefore stands in a namespace named after the instructions that the compiler may use: mdkv::x86_sse4_avx2 (x86-64-v3),
+// mdkv::x86_sse4_avx2_avx512_vnni, mdkv::arm64_dotprod. Objects with different names share no function and no type;
 // a call from one to the other by mdkv's types is an error of the linker.
 
 // MDKV_DETAIL_IF(__AVX2__, _avx2) is _avx2 if the macro is 1, and nothing if there is no such macro: MDKV_DETAIL_COMMA_1 is
@@ -35,37 +35,27 @@
 #define MDKV_DETAIL_JOIN(a, b, c, d, e, f, g, h) MDKV_DETAIL_PASTE(a, b, c, d, e, f, g, h)
 
 #if defined(__x86_64__)
+// A level of x86-64's ABI is one word; the parts of a level that is not reached are a word each, e.g. with -mavx2 -mfma.
 #    if defined(__SSE3__) && defined(__SSSE3__) && defined(__SSE4_1__) && defined(__SSE4_2__) && defined(__POPCNT__)
-#        define MDKV_DETAIL_SSE
-#        if defined(__AVX__) && defined(__AVX2__) && defined(__BMI__) && defined(__BMI2__) && defined(__F16C__)             \
-            && defined(__FMA__) && defined(__LZCNT__) && defined(__MOVBE__)
-#            define MDKV_DETAIL_AVX
-#            if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512CD__) && defined(__AVX512DQ__)             \
-                && defined(__AVX512VL__)
-#                define MDKV_DETAIL_LEVEL x86_v4
-#                define MDKV_DETAIL_AVX512
-#            else
-#                define MDKV_DETAIL_LEVEL x86_v3
-#            endif
-#        else
-#            define MDKV_DETAIL_LEVEL x86_v2
-#        endif
+#        define MDKV_DETAIL_SSE _sse4
 #    else
-#        define MDKV_DETAIL_LEVEL x86_v1
-#    endif
-// The parts of a level that is not reached, e.g. -mavx2 -mfma.
-#    if !defined(MDKV_DETAIL_SSE)
 #        define MDKV_DETAIL_SSE                                                                                        \
             MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__SSE3__, _sse3), MDKV_DETAIL_IF(__SSSE3__, _ssse3),                       \
                 MDKV_DETAIL_IF(__SSE4_1__, _sse41), MDKV_DETAIL_IF(__SSE4_2__, _sse42), MDKV_DETAIL_IF(__POPCNT__, _popcnt), , , )
 #    endif
-#    if !defined(MDKV_DETAIL_AVX)
+#    if defined(__AVX__) && defined(__AVX2__) && defined(__BMI__) && defined(__BMI2__) && defined(__F16C__)                 \
+        && defined(__FMA__) && defined(__LZCNT__) && defined(__MOVBE__)
+#        define MDKV_DETAIL_AVX _avx2
+#    else
 #        define MDKV_DETAIL_AVX                                                                                        \
             MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__AVX__, _avx), MDKV_DETAIL_IF(__AVX2__, _avx2), MDKV_DETAIL_IF(__BMI__, _bmi),   \
                 MDKV_DETAIL_IF(__BMI2__, _bmi2), MDKV_DETAIL_IF(__F16C__, _f16c), MDKV_DETAIL_IF(__FMA__, _fma),       \
                 MDKV_DETAIL_IF(__LZCNT__, _lzcnt), MDKV_DETAIL_IF(__MOVBE__, _movbe))
 #    endif
-#    if !defined(MDKV_DETAIL_AVX512)
+#    if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512CD__) && defined(__AVX512DQ__)                     \
+        && defined(__AVX512VL__)
+#        define MDKV_DETAIL_AVX512 _avx512
+#    else
 #        define MDKV_DETAIL_AVX512                                                                                     \
             MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__AVX512F__, _avx512f), MDKV_DETAIL_IF(__AVX512BW__, _avx512bw),           \
                 MDKV_DETAIL_IF(__AVX512CD__, _avx512cd), MDKV_DETAIL_IF(__AVX512DQ__, _avx512dq),                      \
@@ -82,7 +72,7 @@
             MDKV_DETAIL_IF(__AVXNECONVERT__, _avxneconvert), MDKV_DETAIL_IF(__GFNI__, _gfni), MDKV_DETAIL_IF(__FMA4__, _fma4),   \
             MDKV_DETAIL_IF(__XOP__, _xop), MDKV_DETAIL_IF(__TBM__, _tbm), MDKV_DETAIL_IF(__APX_F__, _apx))
 #    define MDKV_DETAIL_MACHINE                                                                                        \
-        MDKV_DETAIL_JOIN(MDKV_DETAIL_LEVEL, MDKV_DETAIL_SSE, MDKV_DETAIL_AVX, MDKV_DETAIL_AVX512, MDKV_DETAIL_MORE, MDKV_DETAIL_OTHER, , )
+        MDKV_DETAIL_JOIN(x86, MDKV_DETAIL_SSE, MDKV_DETAIL_AVX, MDKV_DETAIL_AVX512, MDKV_DETAIL_MORE, MDKV_DETAIL_OTHER, , )
 #elif defined(__aarch64__)
 #    define MDKV_DETAIL_MORE                                                                                           \
         MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__ARM_FEATURE_DOTPROD, _dotprod), MDKV_DETAIL_IF(__ARM_FEATURE_MATMUL_INT8, _i8mm), \

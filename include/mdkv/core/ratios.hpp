@@ -151,33 +151,12 @@ public:
                + coordinate_bytes(rungs_[r].kind, coordinates(r, dims.values), element_bytes);
     }
 
-    /// Whether a rung needs projections.
-    [[nodiscard]] constexpr bool any_projected() const noexcept
-    {
-        for (rung const& r : *this)
-        {
-            if (r.projected()) { return true; }
-        }
-        return false;
-    }
-
-    /// Whether a rung needs channels.
-    [[nodiscard]] constexpr bool any_rotated() const noexcept
-    {
-        for (rung const& r : *this)
-        {
-            if (r.rotated()) { return true; }
-        }
-        return false;
-    }
+    /// Whether a rung needs projections, or channels.
+    [[nodiscard]] constexpr bool any_projected() const noexcept { return cheapest(&rung::projected) < size_; }
+    [[nodiscard]] constexpr bool any_rotated() const noexcept { return cheapest(&rung::rotated) < size_; }
 
     /// Indices of the cheapest and the costliest rung with channels; size() when there is none.
-    [[nodiscard]] constexpr std::size_t cheapest_rotated() const noexcept
-    {
-        std::size_t r = 0;
-        while (r < size() && !rungs_[r].rotated()) { ++r; }
-        return r;
-    }
+    [[nodiscard]] constexpr std::size_t cheapest_rotated() const noexcept { return cheapest(&rung::rotated); }
     [[nodiscard]] constexpr std::size_t costliest_rotated() const noexcept
     {
         std::size_t r = size();
@@ -186,12 +165,7 @@ public:
     }
 
     /// Index of the rung that keeps the original vector; size() when there is none.
-    [[nodiscard]] constexpr std::size_t full_rung() const noexcept
-    {
-        std::size_t r = 0;
-        while (r < size() && !rungs_[r].full()) { ++r; }
-        return r;
-    }
+    [[nodiscard]] constexpr std::size_t full_rung() const noexcept { return cheapest(&rung::full); }
 
     [[nodiscard]] constexpr bool can_drop() const noexcept { return rungs_[0].dropped(); }
 
@@ -228,6 +202,14 @@ public:
     }
 
 private:
+    /// Index of the first rung that is so; size() when there is none.
+    [[nodiscard]] constexpr std::size_t cheapest(bool (rung::*is)() const noexcept) const noexcept
+    {
+        std::size_t r = 0;
+        while (r < size() && !(rungs_[r].*is)()) { ++r; }
+        return r;
+    }
+
     MDKV_OUTLINE constexpr void validate() const
     {
         for (std::size_t r = 0; r < size(); ++r)

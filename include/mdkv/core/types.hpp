@@ -59,10 +59,10 @@ struct [[gnu::may_alias]] half
     std::uint16_t bits;
 
     half() = default;
-    MDKV_HD constexpr explicit half(std::uint16_t bits_of_value) noexcept : bits{bits_of_value} {}
-    template <class Number>
-        requires(!std::integral<Number> && std::is_convertible_v<Number, std::uint16_t>)
-    explicit half(Number) = delete;
+    template <std::integral Bits>
+    MDKV_HD constexpr explicit half(Bits bits_of_value) noexcept
+        : bits{static_cast<std::uint16_t>(bits_of_value)}
+    {}
 };
 
 /// The upper half of a float, as memory holds it: the bits of `__nv_bfloat16`, `at::BFloat16`.
@@ -71,10 +71,10 @@ struct [[gnu::may_alias]] bfloat16
     std::uint16_t bits;
 
     bfloat16() = default;
-    MDKV_HD constexpr explicit bfloat16(std::uint16_t bits_of_value) noexcept : bits{bits_of_value} {}
-    template <class Number>
-        requires(!std::integral<Number> && std::is_convertible_v<Number, std::uint16_t>)
-    explicit bfloat16(Number) = delete;
+    template <std::integral Bits>
+    MDKV_HD constexpr explicit bfloat16(Bits bits_of_value) noexcept
+        : bits{static_cast<std::uint16_t>(bits_of_value)}
+    {}
 };
 
 /// The scalar types a KV cache may be stored in.
@@ -100,6 +100,12 @@ template <foreign_element T>
 
 namespace detail
 {
+
+/// Number of an element type in files, and between ranks.
+template <element T>
+inline constexpr std::uint32_t element_code = std::same_as<T, float>  ? 1
+                                              : std::same_as<T, half> ? 2
+                                                                      : 3;
 
 [[nodiscard]] MDKV_HD constexpr float float_of_bits(std::uint32_t bits) noexcept
 {
@@ -289,24 +295,11 @@ template <element T>
     return widen(a) == widen(b);
 }
 
-namespace detail
-{
-
-/// Number of an element type in files, and between ranks.
-template <element T>
-inline constexpr std::uint32_t element_code = std::same_as<T, float>  ? 1
-                                              : std::same_as<T, half> ? 2
-                                                                      : 3;
-
-} // namespace detail
-
 /// Name of an element type on command lines and in messages.
 template <element T>
 [[nodiscard]] constexpr char const* element_name() noexcept
 {
-    if constexpr (std::same_as<T, float>) { return "f32"; }
-    else if constexpr (std::same_as<T, half>) { return "f16"; }
-    else { return "bf16"; }
+    return std::same_as<T, float> ? "f32" : std::same_as<T, half> ? "f16" : "bf16";
 }
 
 } // namespace MDKV_NAMESPACE

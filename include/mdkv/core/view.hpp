@@ -140,6 +140,8 @@ MDKV_OUTLINE constexpr void fill_strides(
     {
         strides[i] = given == nullptr ? row : given[i];
         expects(extents[i] >= 0, "view: extent ", i, " is ", extents[i], "; it must not be negative");
+        expects<size_overflow>(extents[i] <= largest_extent, "view: extent ", i, " is ", extents[i],
+            "; it must not exceed ", largest_extent);
         expects(strides[i] >= 0, "view: stride ", i, " is ", strides[i], "; negative strides are not supported");
         empty = empty || extents[i] == 0;
         if (extents[i] == 0) { continue; }
@@ -147,11 +149,6 @@ MDKV_OUTLINE constexpr void fill_strides(
         span = checked_add(span, checked_multiply(extents[i] - 1, strides[i]));
     }
     if (!empty) { static_cast<void>(checked_multiply(span, element_bytes)); }
-    for (std::size_t i = 0; i < rank; ++i)
-    {
-        expects(extents[i] <= largest_extent, "view: extent ", i, " is ", extents[i], "; it must not exceed ",
-            largest_extent);
-    }
     expects(extents[rank - 1] <= 1 || strides[rank - 1] == 1, "view: stride ", rank - 1, " is ", strides[rank - 1],
         "; elements of the last dimension must be neighbours (stride 1)");
 }
@@ -165,6 +162,13 @@ template <class T, std::size_t Rank, space S>
     for (std::size_t i = 0; i < Rank; ++i) { sizes[i] = extents[i]; }
     fill_strides(extents, strides, steps.data(), Rank, index_t{sizeof(T)});
     return {data, sizes, steps};
+}
+
+/// p + n, or null.
+template <class V>
+[[nodiscard]] constexpr V* after(V* p, index_t n) noexcept
+{
+    return p == nullptr ? nullptr : p + n;
 }
 
 template <strided_tensor V>
@@ -186,8 +190,8 @@ template <class T, space S, strided_tensor V>
 } // namespace detail
 
 /// An input of contiguous rows: `in(on, pointer, H, N, D)`.
-/// \throws invalid_argument   an extent is negative or above `largest_extent`
-/// \throws size_overflow      the span leaves 64 bits
+/// \throws invalid_argument   an extent is negative
+/// \throws size_overflow      an extent is above `largest_extent`, or the span leaves 64 bits
 template <backend B, class T, std::convertible_to<index_t>... Extents>
     requires(sizeof...(Extents) > 0)
 [[nodiscard]] constexpr in_view<T, sizeof...(Extents), B> in(B const&, T const* data, Extents... extents)
@@ -197,8 +201,7 @@ template <backend B, class T, std::convertible_to<index_t>... Extents>
 }
 
 /// An input with free strides, in elements: `in(on, pointer, {H, N, D}, {D, H * D, 1})` reads [N, H, D] as [H, N, D].
-/// \throws invalid_argument   a stride is negative, the last one is not 1, or an extent as above
-/// \throws size_overflow      the span leaves 64 bits
+/// \throws invalid_argument   a stride is negative, or the last one is not 1; and the errors of contiguous rows
 template <backend B, class T, std::size_t Rank>
 [[nodiscard]] constexpr in_view<T, Rank, B> in(
     B const&, T const* data, index_t const (&extents)[Rank], index_t const (&strides)[Rank])
@@ -213,9 +216,7 @@ template <backend B, strided_tensor V>
     return detail::view_of<detail::pointee<V> const, B::memory_space>(tensor);
 }
 
-/// An output of contiguous rows.
-/// \throws invalid_argument   an extent is negative or above `largest_extent`
-/// \throws size_overflow      the span leaves 64 bits
+/// An output of contiguous rows; refuses what `in` refuses.
 template <backend B, class T, std::convertible_to<index_t>... Extents>
     requires(!std::is_const_v<T> && sizeof...(Extents) > 0)
 [[nodiscard]] constexpr out_view<T, sizeof...(Extents), B> out(B const&, T* data, Extents... extents)
@@ -224,9 +225,7 @@ template <backend B, class T, std::convertible_to<index_t>... Extents>
     return detail::make_view<T, sizeof...(Extents), B::memory_space>(data, sizes);
 }
 
-/// An output with free strides, in elements.
-/// \throws invalid_argument   a stride is negative, the last one is not 1, or an extent as above
-/// \throws size_overflow      the span leaves 64 bits
+/// An output with free strides, in elements; refuses what `in` refuses.
 template <backend B, class T, std::size_t Rank>
     requires(!std::is_const_v<T>)
 [[nodiscard]] constexpr out_view<T, Rank, B> out(
@@ -245,7 +244,7 @@ template <backend B, strided_tensor V>
 
 /// An output read as an input.
 template <class T, std::size_t Rank, space S>
-[[nodiscard]] constexpr view<T const, Rank, S> as_input(view<T, Rank, S> const& whole) noexcept
+[[nodiscard]] MDKV_HD constexpr view<T const, Rank, S> as_input(view<T, Rank, S> const& whole) noexcept
 {
     return whole;
 }
@@ -260,20 +259,11 @@ template <std::size_t Dim, class T, std::size_t Rank, space S>
         " on leave the extent ", whole.extent(Dim), " of dimension ", Dim);
     array<index_t, Rank> extents = whole.extents();
     extents[Dim]                 = count;
-    index_t const offset         = count == 0 ? 0 : first * whole.stride(Dim);
-    T* const data                = whole.data_handle();
-    return {data == nullptr ? nullptr : data + offset, extents, whole.strides()};
+    return {detail::after(whole.data_handle(), count == 0 ? 0 : first * whole.stride(Dim)), extents, whole.strides()};
 }
 
 namespace detail
 {
-
-/// p + n, or null.
-template <class V>
-[[nodiscard]] constexpr V* after(V* p, index_t n) noexcept
-{
-    return p == nullptr ? nullptr : p + n;
-}
 
 /// Item i of the first dimension.
 template <class V, std::size_t Rank, space S>
@@ -289,18 +279,19 @@ template <class V, std::size_t Rank, space S>
     return {after(all.data_handle(), i * all.stride(0)), extents, strides};
 }
 
-/// A view [H, N] as [1, H, N].
-template <class T, space S>
-[[nodiscard]] constexpr view<T, 3, S> of_one_layer(view<T, 2, S> const& x) noexcept
+/// A view [H, ...] of one token as [H, 1, ...], which has `To` dimensions; one that has them already stays.
+template <std::size_t To, class T, std::size_t Rank, space S>
+[[nodiscard]] constexpr view<T, To, S> with_tokens(view<T, Rank, S> const& x) noexcept
 {
-    return {x.data_handle(), {1, x.extent(0), x.extent(1)}, {0, x.stride(0), 1}};
-}
-
-/// A view [H, D] as [H, 1, D].
-template <class T, space S>
-[[nodiscard]] constexpr view<T, 3, S> of_one(view<T, 2, S> const& x) noexcept
-{
-    return {x.data_handle(), {x.extent(0), 1, x.extent(1)}, {x.stride(0), x.stride(0), 1}};
+    if constexpr (Rank == To) { return x; }
+    else
+    {
+        array<index_t, To> extents{x.extent(0), 1};
+        array<index_t, To> strides{x.stride(0), x.stride(0)};
+        extents[To - 1] = To == 2 ? 1 : x.extent(Rank - 1);
+        strides[To - 1] = 1;
+        return {x.data_handle(), extents, strides};
+    }
 }
 
 } // namespace detail

@@ -4,8 +4,8 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
-#include <bit>
 #include <cstddef>
+#include <new>
 #include <type_traits>
 
 namespace MDKV_NAMESPACE
@@ -49,16 +49,16 @@ public:
             memory.release(data, bytes);
         }
     explicit workspace(Memory const& memory)
-        : allocate_{[](std::byte const* from, std::size_t bytes) {
-            return static_cast<std::byte*>(std::bit_cast<Memory>(copy_of<Memory>(from)).allocate(bytes));
+        : allocate_{[](void const* source, std::size_t bytes) {
+            return static_cast<std::byte*>(static_cast<Memory const*>(source)->allocate(bytes));
         }}
-        , release_{[](std::byte const* from, void* data, std::size_t bytes) noexcept {
-            std::bit_cast<Memory>(copy_of<Memory>(from)).release(data, bytes);
+        , release_{[](void const* source, void* data, std::size_t bytes) noexcept {
+            static_cast<Memory const*>(source)->release(data, bytes);
         }}
     {
-        static_assert(Memory::alignment >= alignment && sizeof(Memory) <= sizeof source_);
-        auto const bytes = std::bit_cast<array<std::byte, sizeof(Memory)>>(memory);
-        for (std::size_t i = 0; i < sizeof(Memory); ++i) { source_[i] = bytes[i]; }
+        static_assert(
+            Memory::alignment >= alignment && sizeof(Memory) <= sizeof source_ && std::is_trivially_copyable_v<Memory>);
+        new (source_) Memory(memory);
     }
 
     /// A copy would lend the same memory twice.
@@ -87,17 +87,7 @@ public:
         {
             owner.top_ = this;
         }
-        ~frame()
-        {
-            if (owner_.top_ != this)
-            {
-                leave_to_next();
-                return;
-            }
-            owner_.top_ = below_;
-            owner_.now_ = mark_;
-            if (owner_.last_ != mark_.in && owner_.last_->below != mark_.in) { owner_.join_free(); }
-        }
+        ~frame() { owner_.end(*this); }
         frame(frame const&)            = delete;
         frame& operator=(frame const&) = delete;
 
@@ -111,39 +101,31 @@ public:
         }
 
     private:
-        /// Has the next later frame give back the memory of this one with its own.
-        MDKV_OUTLINE void leave_to_next() noexcept
-        {
-            frame* next = owner_.top_;
-            while (next->below_ != this) { next = next->below_; }
-            next->mark_  = mark_;
-            next->below_ = below_;
-        }
-
+        friend workspace;
         workspace& owner_;
         place mark_;   ///< where free memory begins without this frame
         frame* below_; ///< the frame before this one, or null
     };
 
-    /// Makes one block of the free memory that the calls so far have needed beside what is in use, or throws what `allocate`
-    /// does: a call that was made before has its memory then.
+    /// Makes one block of the free memory that calls have needed beside what is in use, or throws what `allocate` does.
     void hold_peak() { static_cast<void>(frame{*this}.take<std::byte>(peak_ - now_.used)); }
 
 private:
-    template <class Memory>
-    [[nodiscard]] static array<std::byte, sizeof(Memory)> copy_of(std::byte const* from) noexcept
-    {
-        array<std::byte, sizeof(Memory)> bytes{};
-        for (std::size_t i = 0; i < sizeof(Memory); ++i) { bytes[i] = from[i]; }
-        return bytes;
-    }
-
     [[nodiscard]] MDKV_OUTLINE std::byte* take(index_t count)
     {
         constexpr auto line = index_t{alignment};
         if (count == 0) { return reinterpret_cast<std::byte*>(alignment); } // offsets are added to it
         index_t const bytes = checked_add(count, line - 1) / line * line;
-        if (now_.in == nullptr || bytes > now_.in->bytes - now_.at) { enter_free(bytes); }
+        if (now_.in == nullptr || bytes > now_.in->bytes - now_.at) // at most one block is free but in `~frame`
+        {
+            if (last_ == now_.in || last_->bytes < bytes)
+            {
+                index_t const gone = release_free();
+                add(gone > bytes ? gone : bytes);
+            }
+            now_.in = last_;
+            now_.at = 0;
+        }
         std::byte* const taken = now_.in->data + now_.at;
         now_.at += bytes;
         now_.used += bytes;
@@ -151,22 +133,22 @@ private:
         return taken;
     }
 
-    /// Goes on in the free block, or in a larger one in its place. At most one block is free at any time but for `~frame`.
-    void enter_free(index_t bytes)
+    /// Gives back the memory of a frame, or leaves it to the next later one to do so. Several free blocks then become one of what
+    /// calls have needed beside what is in use, and an eighth more, but of no more bytes than these had: calls find their memory
+    /// again, and calls that need a little more each time do not take a block each time.
+    MDKV_OUTLINE void end(frame const& ended) noexcept
     {
-        if (last_ == now_.in || last_->bytes < bytes)
+        frame* next = top_;
+        while (next != &ended && next->below_ != &ended) { next = next->below_; }
+        if (next != &ended)
         {
-            index_t const gone = release_free();
-            add(gone > bytes ? gone : bytes);
+            next->mark_  = ended.mark_;
+            next->below_ = ended.below_;
+            return;
         }
-        now_.in = last_;
-        now_.at = 0;
-    }
-
-    /// Several free blocks become one of what calls have needed beside what is in use, and an eighth more, but of no more bytes
-    /// than these had: calls find their memory again, and calls that need a little more each time do not take a block each time.
-    MDKV_OUTLINE void join_free() noexcept
-    {
+        top_ = ended.below_;
+        now_ = ended.mark_;
+        if (last_ == now_.in || last_->below == now_.in) { return; }
         index_t const free = release_free();
         index_t const need = (peak_ - now_.used) / 8 * 9;
 #if defined(__cpp_exceptions)
@@ -183,9 +165,7 @@ private:
 
     void add(index_t bytes)
     {
-        last_        = new block{last_, nullptr, 0};
-        last_->data  = allocate_(source_, static_cast<std::size_t>(bytes));
-        last_->bytes = bytes;
+        last_ = new block{last_, allocate_(source_, static_cast<std::size_t>(bytes)), bytes};
         held_ += bytes;
     }
 
@@ -198,17 +178,17 @@ private:
             block* const gone = last_;
             last_             = gone->below;
             held_ -= gone->bytes;
-            if (gone->bytes > 0) { release_(source_, gone->data, static_cast<std::size_t>(gone->bytes)); }
+            release_(source_, gone->data, static_cast<std::size_t>(gone->bytes));
             delete gone;
         }
         return before - held_;
     }
 
-    std::byte* (*allocate_)(std::byte const* source, std::size_t bytes);
-    void (*release_)(std::byte const* source, void* data, std::size_t bytes) noexcept;
-    std::byte source_[2 * sizeof(void*)]{}; ///< a copy of the given `Memory`
-    block* last_  = nullptr;                ///< the highest block
-    frame* top_   = nullptr;                ///< the last frame that has not ended
+    std::byte* (*allocate_)(void const* source, std::size_t bytes);
+    void (*release_)(void const* source, void* data, std::size_t bytes) noexcept;
+    alignas(void*) std::byte source_[2 * sizeof(void*)]; ///< a copy of the given `Memory`
+    block* last_  = nullptr;                             ///< the highest block
+    frame* top_   = nullptr;                             ///< the last frame that has not ended
     place now_    = {};
     index_t held_ = 0;
     index_t peak_ = 0;

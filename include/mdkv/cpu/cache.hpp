@@ -1,7 +1,6 @@
 /// \file cache.hpp: an owner for one layer's packed cache in host memory (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>

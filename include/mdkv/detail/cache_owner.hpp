@@ -11,7 +11,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
+#include <memory>
 #include <utility>
 
 namespace MDKV_NAMESPACE::detail
@@ -27,38 +27,28 @@ public:
     /// \throws invalid_argument   the size is negative
     /// \throws the memory's exceptions
     owned_bytes(index_t size, Memory const& memory)
-        : memory_{memory}
+        : data_{nullptr, {memory, static_cast<std::size_t>(size)}}
     {
         expects(size >= 0, "bytes of a backend's memory: size is ", size, "; it must not be negative");
-        if (size > 0) { data_ = static_cast<std::byte*>(memory_.allocate(static_cast<std::size_t>(size))); }
-        size_ = size;
+        if (size > 0) { data_.reset(static_cast<std::byte*>(memory.allocate(static_cast<std::size_t>(size)))); }
     }
 
-    owned_bytes(owned_bytes&& other) noexcept
-        : memory_{other.memory_}
-        , data_{std::exchange(other.data_, nullptr)}
-        , size_{std::exchange(other.size_, 0)}
-    {}
-    owned_bytes& operator=(owned_bytes&& other) noexcept
+    [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
+    [[nodiscard]] index_t size() const noexcept
     {
-        owned_bytes taken{std::move(other)};
-        std::swap(memory_, taken.memory_);
-        std::swap(data_, taken.data_);
-        std::swap(size_, taken.size_);
-        return *this;
+        return data_ == nullptr ? 0 : static_cast<index_t>(data_.get_deleter().size);
     }
-    ~owned_bytes()
-    {
-        if (size_ > 0) { memory_.release(data_, static_cast<std::size_t>(size_)); }
-    }
-
-    [[nodiscard]] std::byte* data() const noexcept { return data_; }
-    [[nodiscard]] index_t size() const noexcept { return size_; }
 
 private:
-    Memory memory_{};
-    std::byte* data_ = nullptr;
-    index_t size_    = 0;
+    struct releaser
+    {
+        Memory memory{};
+        std::size_t size = 0;
+
+        void operator()(std::byte* data) const noexcept { memory.release(data, size); }
+    };
+
+    std::unique_ptr<std::byte, releaser> data_;
 };
 
 /// Moves appended tokens into a tail of another capacity, whose last tile may have another width: one item a token of a
@@ -118,8 +108,8 @@ public:
     cache_owner(cache_layout const& layout, index_t arena_bytes, index_t tail_tokens = 0, Of&&... of)
         : memory_{Memory::of(of...)}
         , arena_{checked(arena_bytes, "arena_bytes"), memory_}
-        , directory_{directory_size(layout), memory_}
-        , tail_{tail_size(layout, checked(tail_tokens, "tail_tokens")), memory_}
+        , directory_{checked_add(checked_multiply(layout.heads, sizeof(head_entry)), sizeof(index_t)), memory_}
+        , tail_{layout.tail_bytes(checked(tail_tokens, "tail_tokens"), sizeof(T)), memory_}
     {
         auto* const heads    = reinterpret_cast<head_entry*>(directory_.data());
         auto* const appended = reinterpret_cast<index_t*>(heads + layout.heads);
@@ -159,11 +149,21 @@ public:
     [[nodiscard]] cache_owner copy() const
         requires(S == space::host)
     {
+        return copied<cache_owner>(
+            [](std::byte const* from, std::byte* to, index_t bytes) { std::copy_n(from, bytes, to); }, memory_);
+    }
+    /// An equal cache of another type, which has the arguments `of` for its memory; copy(from, to, bytes) is called for each
+    /// block of memory.
+    template <class Other, class Copy, class... Of>
+    [[nodiscard]] Other copied(Copy const& copy, Of&&... of) const
+    {
         if (directory_bytes() == 0) { return {}; }
-        cache_owner other = like(layout(), arena_bytes(), tail_capacity());
-        copy_to(other, [](std::byte const* from, std::byte* to, index_t bytes) {
-            if (bytes > 0) { std::memcpy(to, from, static_cast<std::size_t>(bytes)); }
-        });
+        Other other{layout(), arena_bytes(), tail_capacity(), of...};
+        auto const to = other.view();
+        copy(arena_.data(), to.arena, arena_.size());
+        copy(tail_.data(), to.tail, tail_.size());
+        copy(directory_.data(), reinterpret_cast<std::byte*>(to.heads), directory_.size());
+        other.fold_limit = fold_limit;
         return other;
     }
 
@@ -194,7 +194,7 @@ public:
     {
         if (checked(tokens, "tokens") <= view_.tail_capacity) { return; }
         expects(directory_.size() > 0, "cache: a cache without a layout has no room for ", tokens, " tokens");
-        owned_bytes<Memory> larger{tail_size(view_.layout, tokens), memory_};
+        owned_bytes<Memory> larger{view_.layout.tail_bytes(tokens, sizeof(T)), memory_};
         cache_view<T, S> grown = view_;
         grown.tail             = larger.data();
         grown.tail_capacity    = tokens;
@@ -207,32 +207,11 @@ public:
     /// On a GPU waits for the cache's stream: work on other streams may then use the cache. On a CPU does nothing.
     void wait() const { memory_.wait(); }
 
-    /// Calls copy(from, to, bytes) for each block of memory; `other` has the same sizes.
-    template <class Other, class Copy>
-    void copy_to(Other& other, Copy const& copy) const
-    {
-        auto const to = other.view();
-        copy(arena_.data(), to.arena, arena_.size());
-        copy(tail_.data(), to.tail, tail_.size());
-        copy(directory_.data(), reinterpret_cast<std::byte*>(to.heads), directory_.size());
-        other.fold_limit = fold_limit;
-    }
-
 private:
     [[nodiscard]] static index_t checked(index_t size, char const* name)
     {
         expects(size >= 0, "cache: ", name, " is ", size, "; it must not be negative");
         return size;
-    }
-    [[nodiscard]] static index_t directory_size(cache_layout const& layout)
-    {
-        return checked_add(checked_multiply(layout.heads, index_t{sizeof(head_entry)}), index_t{sizeof(index_t)});
-    }
-    [[nodiscard]] static index_t tail_size(cache_layout const& layout, index_t tokens)
-    {
-        index_t const token_bytes =
-            checked_multiply(checked_add(layout.dims.keys, layout.dims.values), index_t{sizeof(T)});
-        return checked_multiply(checked_multiply(layout.heads, token_bytes), tokens);
     }
 
     Memory memory_{};

@@ -20,19 +20,14 @@ inline constexpr float largest_half = 65504.0F;
 }
 
 /// Numbers rounded to half, cut to its range.
-[[nodiscard]] MDKV_HD inline float rounded_to_half(float x) noexcept
-{
-    return widen(narrow<half>(within_half(x)));
-}
 template <class V>
-[[nodiscard]] MDKV_HD V rounded_to_half(V x) noexcept
+[[nodiscard]] MDKV_HD V rounded_to_half(V const& x) noexcept
 {
     constexpr int lanes = sizeof(V) / sizeof(float);
     float all[std::size_t{lanes}];
-    __builtin_memcpy(all, &x, sizeof x);
-    MDKV_FOR_LANES(l, lanes) { all[l] = rounded_to_half(all[l]); }
-    __builtin_memcpy(&x, all, sizeof x);
-    return x;
+    store_lanes(all, x);
+    MDKV_FOR_LANES(l, lanes) { all[l] = widen(narrow<half>(within_half(all[l]))); }
+    return load_lanes<V>(all);
 }
 
 /// A constant: device code may not call numeric_limits.

@@ -1,4 +1,4 @@
-/// \file read_tokens.hpp: jobs that read a packed cache back: projections, channels, and tokens as vectors, sixteen tokens of a run at a time, the inverse of pack_tile.hpp.
+/// \file read_tokens.hpp: jobs that read a packed cache back: projections, channels, and tokens as vectors, sixteen tokens of a run at a time, the inverse of packing.hpp.
 #pragma once
 
 #include <mdkv/core/cache.hpp>
@@ -13,9 +13,6 @@
 #include <mdkv/detail/team.hpp>
 #include <mdkv/detail/tile_codec.hpp>
 #include <mdkv/detail/tile_loops.hpp>
-
-#include <cstddef>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE::detail
 {
@@ -90,7 +87,6 @@ struct read_tokens
 
     using walk_of_tiles          = tile_walk<T, S, false>;
     using scratch                = typename walk_of_tiles::scratch;
-    using tile_ref               = typename walk_of_tiles::tile_ref;
     static constexpr int tile    = walk_of_tiles::tile;
     static constexpr int at_once = walk_of_tiles::at_once;
 
@@ -100,6 +96,7 @@ struct read_tokens
     view<T, 3, S> values;        // [H, M, Dv]
     view<T, 3, S> window_keys;   // [H, W, D]
     view<T, 3, S> window_values; // [H, W, Dv]
+    view<index_t, 1, S> rows{};  // [H]  receives the rows of each head before padding; or empty
 
     [[nodiscard]] index_t items() const noexcept { return walk.items(); }
     [[nodiscard]] index_t scratch_bytes() const noexcept { return walk.scratch_bytes(); }
@@ -117,8 +114,9 @@ private:
     template <team Team>
     MDKV_HD void pad(Team const& t, index_t h) const
     {
-        index_t const behind = walk.stand_ins ? walk.cache.heads[h].stand_ins : 0;
-        for (index_t slot = by_slot.tokens(h) + behind; slot < by_slot.most; ++slot)
+        index_t const count = by_slot.tokens(h) + (walk.stand_ins ? walk.cache.heads[h].stand_ins : 0);
+        if (t.rank() == 0 && !rows.empty()) { rows(h) = count; }
+        for (index_t slot = count; slot < by_slot.most; ++slot)
         {
             for (index_t d = t.rank(); d < keys.extent(2); d += t.size()) { keys(h, slot, d) = narrow<T>(0.0F); }
             for (index_t d = t.rank(); d < values.extent(2); d += t.size()) { values(h, slot, d) = narrow<T>(0.0F); }
@@ -128,12 +126,11 @@ private:
     /// Where token i of the tile goes.
     [[nodiscard]] MDKV_HD T* row_of(tile_ref const& ref, int i) const
     {
+        index_t const tokens = by_slot.tokens(ref.h);                                          // before the window
         index_t const beyond = ref.first + i - slots_of_head(walk.cache, ref.h, ref.r).tokens; // number of a stand-in
-        index_t const slot   = beyond < 0 ? ref.slot + i : by_slot.tokens(ref.h) + beyond;
-        if (beyond >= 0) { return (ref.rows.by_token ? values : keys).row(ref.h, slot); }
-        index_t const window = slot - by_slot.tokens(ref.h); // index in the window
-        if (window < 0) { return (ref.rows.by_token ? values : keys).row(ref.h, slot); }
-        return (ref.rows.by_token ? window_values : window_keys).row(ref.h, window);
+        index_t const slot   = beyond < 0 ? ref.slot + i : tokens + beyond;
+        if (beyond >= 0 || slot < tokens) { return (ref.rows.by_token ? values : keys).row(ref.h, slot); }
+        return (ref.rows.by_token ? window_values : window_keys).row(ref.h, slot - tokens);
     }
 
     template <team Team>
@@ -144,18 +141,17 @@ private:
         t.sync();
         if (ref.basis == run_basis::original) // only exact tokens
         {
-            index_t const step = ref.rows.step(ref.first);
-            for_tokens(t, ref.count, ref.rows.coordinates, [&](int i, int c) {
-                memory.rows[i][c] = load_at<T>(ref.rows.begin + ref.rows.coordinate(ref.first + i, 0) + c * step);
-            });
-            return;
+            return read_elements(t, ref, 0, ref.rows.coordinates, [&](int i, int c, T x) { memory.rows[i][c] = x; });
         }
         bool const in_basis = ref.basis == run_basis::projected;
         for (int c = 0; c < ref.rows.coordinates; c += at_once)
         {
             int const n    = ref.rows.coordinates - c < at_once ? ref.rows.coordinates - c : at_once;
             float* const x = in_basis ? memory.columns + c * tile : memory.x;
-            if (ref.rows.kind == storage::plain) { read_elements(t, ref, c, n, x); }
+            if (ref.rows.kind == storage::plain)
+            {
+                read_elements(t, ref, c, n, [&](int i, int j, T given) { x[j * tile + i] = widen(given); });
+            }
             else
             {
                 read_codes(t, ref.rows.begin + ref.rows.tile(ref.first), ref.rows.group(ref.first, c / at_once),
@@ -175,13 +171,13 @@ private:
         }
     }
 
-    /// x[j][i] = coordinate c + j of token i.
-    template <team Team>
-    MDKV_OUTLINE MDKV_HD static void read_elements(Team const& t, tile_ref const& ref, int c, int n, float* x)
+    /// Reads n plain coordinates from c on: put(i, j, x) takes coordinate c + j of token i.
+    template <team Team, class Put>
+    MDKV_OUTLINE MDKV_HD static void read_elements(Team const& t, tile_ref const& ref, int c, int n, Put const& put)
     {
         index_t const step = ref.rows.step(ref.first);
         for_tokens(t, ref.count, n, [&](int i, int j) {
-            x[j * tile + i] = widen(load_at<T>(ref.rows.begin + ref.rows.coordinate(ref.first + i, c) + j * step));
+            put(i, j, load_at<T>(ref.rows.begin + ref.rows.coordinate(ref.first + i, c) + j * step));
         });
     }
 

@@ -71,16 +71,47 @@ static_assert(sizeof(head_entry) == 456
 static_assert(sizeof(file_header) == 120 && std::has_unique_object_representations_v<file_header>);
 static_assert(sizeof(layer_record) == 232 && std::has_unique_object_representations_v<layer_record>);
 
+/// Table k continues a checksum over a byte and k bytes of zeros.
+inline constexpr auto crc32c_tables = [] {
+    array<array<std::uint32_t, 256>, 8> all{};
+    for (std::uint32_t i = 0, x = 0; i < 256 * all.size(); ++i)
+    {
+        x = i < 256 ? i : all[i / 256 - 1][i % 256];
+        for (int bit = 0; bit < 8; ++bit) { x = x >> 1U ^ (x % 2 != 0 ? 0x82f63b78U : 0U); }
+        all[i / 256][i % 256] = x;
+    }
+    return all;
+}();
+
+/// The CRC-32C (RFC 3720) of all bytes so far, from the checksum `before` of the bytes before these; 0 of no bytes.
+[[nodiscard]] inline std::uint32_t crc32c(std::uint32_t before, std::byte const* bytes, std::size_t size) noexcept
+{
+    auto const& table  = crc32c_tables;
+    std::uint64_t x    = ~before;
+    std::size_t number = 0;
+    for (; number + 8 <= size; number += 8)
+    {
+        auto const eight = load_bytes<std::uint64_t>(bytes + number);
+#if defined(__SSE4_2__) && defined(__x86_64__)
+        x = __builtin_ia32_crc32di(x, eight);
+#else
+        std::uint64_t const y = x ^ eight;
+        x                     = 0;
+        for (unsigned k = 0; k < 8; ++k) { x ^= table[7 - k][y >> 8U * k & 0xffU]; }
+#endif
+    }
+    auto last = static_cast<std::uint32_t>(x);
+    for (; number < size; ++number)
+    {
+        last = last >> 8U ^ table[0][(last ^ static_cast<std::uint32_t>(bytes[number])) & 0xffU];
+    }
+    return ~last;
+}
+
 /// The next multiple of the alignment.
 [[nodiscard]] constexpr index_t aligned(index_t x)
 {
     return checked_add(x, stored_alignment - 1) / stored_alignment * stored_alignment;
-}
-
-/// Bytes of a tail with room for `tokens` tokens.
-[[nodiscard]] constexpr index_t tail_bytes(cache_layout const& layout, index_t tokens, index_t element_bytes)
-{
-    return checked_multiply(layout.heads * (layout.dims.keys + layout.dims.values) * element_bytes, tokens);
 }
 
 /// Tokens in a cache's tail.
@@ -105,7 +136,7 @@ struct layer_parts
         : positions{checked_add(layer.begin, layout.heads * index_t{sizeof(head_entry)})}
         , arena{aligned(checked_add(positions, layout.heads * layer.slot_count * index_t{sizeof(std::int32_t)}))}
         , tail{aligned(checked_add(arena, layer.arena_bytes))}
-        , end{checked_add(tail, tail_bytes(layout, layer.appended, element_bytes))}
+        , end{checked_add(tail, layout.tail_bytes(layer.appended, element_bytes))}
     {}
 };
 
@@ -166,6 +197,25 @@ inline void expects_place(char const* call, file_header const& file)
     }
     expects(to.stand_ins_fit(), call, layer, ": stand-ins are at rung ", to.stand_in_run,
         ", which stores no whole vectors in a run of its own");
+    return to;
+}
+
+/// The record of a layer that begins at the next multiple of 64.
+template <class T>
+[[nodiscard]] layer_record record_of(
+    cache_view<T, space::host> const& cache, view<std::int32_t const, 2, space::host> const& positions, index_t at)
+{
+    cache_layout const layout = cache.layout.heads == 0 ? cache_layout{} : cache.layout;
+    layer_record to{aligned(at), positions.empty() ? 0 : positions.extent(1), cache.arena_bytes, appended_tokens(cache),
+        layout.window, layout.dims.keys, layout.dims.values, static_cast<std::uint32_t>(layout.rungs),
+        static_cast<std::uint32_t>(layout.stand_in_run), bits_of_float(layout.scale), 0, {}, {}, {}, {}};
+    for (std::size_t r = 0; r < layout.rungs; ++r)
+    {
+        to.keys[r]     = static_cast<std::int32_t>(layout.key_coordinates[r]);
+        to.values[r]   = static_cast<std::int32_t>(layout.value_coordinates[r]);
+        to.kinds[r]    = static_cast<std::uint8_t>(layout.kinds[r]);
+        to.in_basis[r] = static_cast<std::uint8_t>(layout.in_basis[r]);
+    }
     return to;
 }
 

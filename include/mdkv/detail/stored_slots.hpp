@@ -12,7 +12,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 namespace MDKV_NAMESPACE::detail
@@ -251,7 +250,7 @@ struct carry_over
 
     stored_slots<T, S> by_slot;
     cache_view<T, S> to;                      ///< new cache, packed
-    view<std::int32_t const, 2, S> positions; // [H, M]    from list_slots
+    view<std::int32_t const, 2, S> positions; // [H, M]    from sort_slots
     view<index_t const, 2, S> first;          // [H, R+1]
     view<std::uint8_t const, 2, S> carried;   // [H, M]    by old slot
     view<std::int32_t, 2, S> sources;         // [H, S]    the old slot of every new slot, or -1; or empty
@@ -271,12 +270,19 @@ struct carry_over
         index_t const slot = item % each();
         bool const moved   = by_slot.layout.stand_in_run != by_slot.layout.rungs
                            && by_slot.cache.layout.stand_in_run == by_slot.cache.layout.rungs; // into codes
-        bool const anew = dropped != nullptr && (dropped[h] > 0 || moved);
-        for (index_t i = slot; i < to.heads[h].stand_ins && !anew; i += each()) { copy_stand_in(t, h, i); }
+        bool const anew            = dropped != nullptr && (dropped[h] > 0 || moved);
         cache_layout const& layout = by_slot.layout;
-        stored_token const target  = token_at(to, h, slot);
-        std::size_t const r        = target.rung < layout.rungs ? target.rung : layout.full_rung;
-        index_t source             = -1;
+        index_t const stand_ins    = to.heads[h].stand_ins;
+        for (index_t i = slot; i < stand_ins && !anew; i += each())
+        {
+            stored_run const a = run_of_head(by_slot.cache, h, by_slot.cache.layout.stand_in_run);
+            stored_run const b = run_of_head(to, h, layout.stand_in_run);
+            copy_token<T>(t, a.keys, a.tokens - stand_ins + i, b.keys, b.tokens - stand_ins + i);
+            copy_token<T>(t, a.values, a.tokens - stand_ins + i, b.values, b.tokens - stand_ins + i);
+        }
+        stored_token const target = token_at(to, h, slot);
+        std::size_t const r       = target.rung < layout.rungs ? target.rung : layout.full_rung;
+        index_t source            = -1;
         if (target.rung <= layout.rungs) // in the exact run the window comes last
         {
             auto const i        = static_cast<index_t>(r);
@@ -289,17 +295,6 @@ struct carry_over
         stored_token const token = token_at(by_slot.cache, h, source);
         copy_token<T>(t, token.run.keys, token.index, target.run.keys, target.index);
         copy_token<T>(t, token.run.values, token.index, target.run.values, target.index);
-    }
-
-private:
-    template <team Team>
-    MDKV_HD void copy_stand_in(Team const& t, index_t h, index_t i) const
-    {
-        stored_run const from = run_of_head(by_slot.cache, h, by_slot.cache.layout.stand_in_run);
-        stored_run const run  = run_of_head(to, h, by_slot.layout.stand_in_run);
-        index_t const count   = to.heads[h].stand_ins;
-        copy_token<T>(t, from.keys, from.tokens - count + i, run.keys, run.tokens - count + i);
-        copy_token<T>(t, from.values, from.tokens - count + i, run.values, run.tokens - count + i);
     }
 };
 

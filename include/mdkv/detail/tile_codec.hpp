@@ -43,6 +43,10 @@ MDKV_OUTLINE MDKV_HD void rotate_back(Team const& t, float* x, int n, float cons
     });
 }
 
+/// Bytes of codes as a number, 4 or 1.
+template <int Bytes>
+using code_word = std::conditional_t<Bytes == 4, std::uint32_t, std::uint8_t>;
+
 /// Goes over a group's codes in one tile, four neighbours at a time if they lie together: body(byte, first, step, count)
 /// for `count` bytes, an integral constant, that begin `byte` behind the first code. The bytes are numbers first, first +
 /// step, ... in [bytes, tile_tokens].
@@ -125,14 +129,12 @@ MDKV_OUTLINE MDKV_HD void write_codes(
     }
     t.sync();
     for_codes(t, group, [&](int byte, int start, int step, auto number) {
-        constexpr int bytes = decltype(number)::value;
-        std::uint32_t word  = 0;
-        for (int k = 0; k < bytes; ++k)
+        std::uint32_t word = 0;
+        for (int k = 0; k < decltype(number)::value; ++k)
         {
             word |= static_cast<std::uint32_t>(static_cast<int>(x[start + k * step])) << 8 * k;
         }
-        if constexpr (bytes == 4) { store_at(to + group.codes + byte, word); }
-        else { __builtin_memcpy(to + group.codes + byte, &word, bytes); }
+        store_at(to + group.codes + byte, static_cast<code_word<decltype(number)::value>>(word));
     });
 }
 
@@ -157,15 +159,10 @@ MDKV_OUTLINE MDKV_HD void read_codes(
         t.sync();
     }
     for_codes(t, group, [&](int byte, int first, int step, auto number) {
-        constexpr int bytes = decltype(number)::value;
-        std::uint8_t codes[std::size_t{bytes}];
-        if constexpr (bytes == 4)
-        {
-            auto const word = load_at<std::uint32_t>(from + group.codes + byte);
-            __builtin_memcpy(codes, &word, sizeof codes);
-        }
-        else { __builtin_memcpy(codes, from + group.codes + byte, sizeof codes); }
-        for (int k = 0; k < bytes; ++k) { x[first + k * step] = static_cast<float>(codes[k]); }
+        auto const word = load_at<code_word<decltype(number)::value>>(from + group.codes + byte);
+        std::uint8_t codes[sizeof word];
+        __builtin_memcpy(codes, &word, sizeof word);
+        for (int k = 0; k < decltype(number)::value; ++k) { x[first + k * step] = static_cast<float>(codes[k]); }
     });
     t.sync();
     for (int i = member(t) * lanes; i < group.bytes * tile; i += members(t) * lanes)

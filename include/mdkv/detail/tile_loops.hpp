@@ -10,13 +10,24 @@
 #include <mdkv/detail/tile_codec.hpp>
 
 #include <cstddef>
-#include <cstdint>
 #include <type_traits>
 
 // Offsets: see run_of_head.hpp.
 
 namespace MDKV_NAMESPACE::detail
 {
+
+/// The keys or the values of one tile.
+struct tile_ref
+{
+    index_t h;
+    std::size_t r; ///< number of the run
+    run_rows rows;
+    run_basis basis;
+    index_t first; ///< first token, counted in the run
+    int count;     ///< number of tokens
+    index_t slot;  ///< slot of the first token; stand-ins have none
+};
 
 /// How a team packs the tiles of a cache or, unless `Packs`, reads them: a tile has sixteen tokens of the keys, or of the
 /// values, of one run of a head. An item is a strip of tiles; or a head, for its work beside the tiles. Directories are known
@@ -49,18 +60,6 @@ struct tile_walk
         float* scale   = cut.take<float>(tile);             // [16]  1 / scale if packed
         float* mean    = cut.take<float>(channels);         // [channels]  means
         float* factor  = cut.take<float>(channels);         // [channels]  scales (1 for values), or 1 / scale if packed
-    };
-
-    /// The keys or the values of one tile.
-    struct tile_ref
-    {
-        index_t h;
-        std::size_t r; ///< number of the run
-        run_rows rows;
-        run_basis basis;
-        index_t first; ///< first token, counted in the run
-        int count;     ///< number of tokens
-        index_t slot;  ///< slot of the first token; stand-ins have none
     };
 
     [[nodiscard]] MDKV_HD index_t strips() const noexcept { return tokens / strip + static_cast<index_t>(runs); }

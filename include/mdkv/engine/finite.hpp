@@ -39,12 +39,20 @@ struct find_not_finite
         index_t const h     = item / blocks();
         index_t const begin = item % blocks() * rows_each;
         index_t const end   = rows.extent(1) - begin < rows_each ? rows.extent(1) : begin + rows_each;
-        auto const share    = share_rows(t, Team::lanes > 1 ? dim : (dim + vec16 - 1) / vec16);
-        for (index_t i = begin + share.row; i < end; i += share.rows)
+        auto const share    = share_rows(t, (dim + vec16 - 1) / vec16);
+        bool all            = true;
+        for (index_t i = begin + share.row; all && i < end; i += share.rows)
         {
-            if (share_finite(t, rows.row(h, i), dim, share.column)) { continue; }
-            t.min_across(first, h * rows.extent(1) + i);
-            return;
+            T const* const x = rows.row(h, i);
+            if constexpr (Team::lanes > 1) { all = finite(x, dim); }
+            else
+            {
+                for (index_t d = share.column * vec16; d < dim; d += t.size() * vec16)
+                {
+                    all = all && (dim - d < vec16 ? finite(x + d, dim - d) : vec16_finite(x + d));
+                }
+            }
+            if (!all) { t.min_across(first, h * rows.extent(1) + i); }
         }
     }
 
@@ -53,19 +61,6 @@ private:
     static constexpr std::uint32_t exponent = std::same_as<T, half>    ? 0x7c00U
                                               : std::same_as<T, float> ? 0x7f800000U
                                                                        : 0x7f80U;
-
-    /// True when a member's share of a row is finite: vectors of 16 bytes, `column` the first one; on a CPU all of the row.
-    template <team Team>
-    [[nodiscard]] MDKV_HD static bool share_finite(Team const& t, T const* x, index_t dim, index_t column) noexcept
-    {
-        if constexpr (Team::lanes > 1) { return finite(x, dim); }
-        bool all = true;
-        for (index_t d = column * vec16; d < dim; d += t.size() * vec16)
-        {
-            all = all && (dim - d < vec16 ? finite(x + d, dim - d) : vec16_finite(x + d));
-        }
-        return all;
-    }
 
     /// True when none of n elements is a NaN or an infinity: all ones in the exponent.
     [[nodiscard]] MDKV_HD static bool finite(T const* x, index_t n) noexcept

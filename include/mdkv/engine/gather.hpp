@@ -28,9 +28,9 @@ struct gather_page_rows
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t token) const
     {
-        index_t const page = table(token / pages.extent(1));
+        index_t const page  = table(token / pages.extent(1));
         bool const in_range = page >= 0 && page < pages.extent(0);
-        index_t const dim  = to.extent(2); // read once: elements may alias it
+        index_t const dim   = to.extent(2); // read once: elements may alias it
         auto const share    = share_rows(t, dim);
         for (index_t h = share.row; h < to.extent(0); h += share.rows)
         {

@@ -6,6 +6,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/detail/cache_owner.hpp>
+#include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_format.hpp>
 
 #include <concepts>
@@ -55,8 +56,69 @@ enum class verify : std::uint8_t
 namespace detail
 {
 
-template <element T>
-struct stored_writer; // one call of write
+/// Passes a file's bytes on to a sink, counted and summed.
+template <class Sink>
+struct file_output
+{
+    Sink& sink;
+    index_t at        = 0;
+    std::uint32_t crc = 0;
+
+    void add(void const* data, index_t size)
+    {
+        if (size == 0) { return; }
+        std::span const bytes{static_cast<std::byte const*>(data), static_cast<std::size_t>(size)};
+        crc = crc32c(crc, bytes.data(), bytes.size());
+        sink(bytes);
+        at += size;
+    }
+    /// Adds zeros before byte `to`.
+    void pad(index_t to)
+    {
+        static constexpr std::byte zeros[stored_alignment]{};
+        add(zeros, to - at);
+    }
+    /// Adds the appended tokens of a head as a tail that has room for no more: the last tile of keys is narrower there.
+    void add_tail(stored_run const& tail)
+    {
+        index_t const full_tokens = run_rows::tile_begin(tail.tokens);
+        add(tail.keys.begin, full_tokens * tail.keys.token_bytes);
+        for (int c = 0; c < tail.keys.coordinates && full_tokens < tail.tokens; ++c)
+        {
+            add(tail.keys.begin + tail.keys.coordinate(full_tokens, c), (tail.tokens - full_tokens) * tail.keys.unit);
+        }
+        add(tail.values.begin, tail.tokens * tail.values.token_bytes);
+    }
+};
+
+/// The header of a call of write, after its checks.
+template <class Layer>
+[[nodiscard]] file_header checked_header(
+    cache_identity const& identity, cache_place const& place, std::span<Layer> layers)
+{
+    using T = typename decltype(Layer::cache)::element_type;
+    file_header header{magic, element_code<T>, stored_version, 0, 0, identity, std::ssize(layers), place.model_layers,
+        place.first_layer, layers.empty() ? 0 : layers[0].cache.layout.heads, place.model_heads, place.first_head,
+        place.tokens, std::ssize(place.attachment)};
+    expects_place("write: place from layer ", header);
+    index_t at = end_of_attachment(header);
+    for (index_t i = 0; i < header.layers; ++i)
+    {
+        auto const& [cache, positions] = layers[static_cast<std::size_t>(i)];
+        char const* const call         = "write: layer ";
+        expects(cache.layout.rungs > 0, call, i, " has no layout: nothing was packed into it, or it was moved from");
+        expects(
+            cache.layout.heads == header.heads, call, i, " has ", cache.layout.heads, " heads, layer 0 ", header.heads);
+        expects((header.heads == 0 || (cache.heads != nullptr && cache.appended != nullptr))
+                    && (cache.arena_bytes == 0 || cache.arena != nullptr),
+            call, i, " has no directory, or no arena");
+        layer_record const record = record_of(cache, positions, at);
+        at                        = layer_parts{record, layout_of(call, i, record, header.heads), sizeof(T)}.end;
+        expects_layer<T>(call, i, cache, positions, place.tokens);
+    }
+    header.bytes = aligned(checked_add(at, checksum_bytes));
+    return header;
+}
 
 } // namespace detail
 
@@ -66,7 +128,7 @@ struct stored_writer; // one call of write
 template <writable_layer Layer>
 [[nodiscard]] index_t stored_bytes(cache_place const& place, std::span<Layer> layers)
 {
-    return detail::stored_writer<typename decltype(Layer::cache)::element_type>{{}, place, layers}.header.bytes;
+    return detail::checked_header({}, place, layers).bytes;
 }
 
 /// Writes the caches of neighbouring layers of one sequence, from a file's first byte to its last. Only defined bytes are written:
@@ -84,7 +146,38 @@ template <writable_layer Layer>
 template <std::invocable<std::span<std::byte const>> Sink, writable_layer Layer>
 void write(Sink&& sink, cache_identity const& identity, cache_place const& place, std::span<Layer> layers)
 {
-    detail::stored_writer<typename decltype(Layer::cache)::element_type>{identity, place, layers}.write(sink);
+    using namespace detail;
+    using T                  = typename decltype(Layer::cache)::element_type;
+    file_header const header = checked_header(identity, place, layers);
+    file_output<Sink> out{sink};
+    out.add(&header, sizeof header);
+    index_t at = end_of_attachment(header);
+    for (auto const& [cache, positions] : layers)
+    {
+        layer_record const record = record_of(cache, positions, at);
+        out.add(&record, sizeof record);
+        at = layer_parts{record, cache.layout, sizeof(T)}.end;
+    }
+    out.add(place.attachment.data(), header.attachment);
+    for (auto const& [cache, positions] : layers)
+    {
+        out.pad(aligned(out.at));
+        out.add(cache.heads, header.heads * index_t{sizeof(head_entry)});
+        for (index_t h = 0; h < positions.extent(0); ++h)
+        {
+            out.add(positions.row(h), positions.extent(1) * index_t{sizeof(std::int32_t)});
+        }
+        out.pad(aligned(out.at));
+        out.add(cache.arena, cache.arena_bytes);
+        out.pad(aligned(out.at));
+        for (index_t h = 0; h < header.heads; ++h)
+        {
+            out.add_tail(run_of_head(without_const(cache), h, cache.layout.rungs + 1));
+        }
+    }
+    out.pad(header.bytes - checksum_bytes);
+    std::uint32_t const crc = out.crc;
+    out.add(&crc, sizeof crc);
 }
 
 /// Stored caches where their bytes lie, which must stay there unchanged: they were checked once.
@@ -93,7 +186,51 @@ class stored_caches
 {
 public:
     /// See `read`.
-    stored_caches(std::span<std::byte const> bytes, cache_identity const& identity, verify how);
+    stored_caches(std::span<std::byte const> bytes, cache_identity const& identity, verify how)
+        : header_{reinterpret_cast<detail::file_header const*>(bytes.data())}
+    {
+        using namespace detail;
+        index_t const size = std::ssize(bytes);
+        index_t const end  = size - checksum_bytes;
+        expects(reinterpret_cast<std::uintptr_t>(bytes.data()) % stored_alignment == 0,
+            "read: the bytes are not aligned to ", stored_alignment, "; map the file, or read it into such memory");
+        expects(end >= index_t{sizeof(file_header)}, "read: the file has ", size, " bytes, fewer than a header");
+        file_header const& file = *header_;
+        expects(file.magic == magic, "read: byte 0: this is no file of compressed caches");
+        expects(file.version == stored_version, "read: byte 12: the file is of version ", file.version,
+            "; this library reads version ", stored_version);
+        expects(file.bytes == size, "read: the file has ", file.bytes, " bytes, of which there are ", size);
+        auto const digits = [](cache_identity const& of) { // the first ones, in hexadecimal
+            array<char, 17> text{};
+            for (std::size_t i = 0; i < 16; ++i) { text[i] = "0123456789abcdef"[of[i / 2] >> (4 - i % 2 * 4) & 15]; }
+            return text;
+        };
+        expects<mismatch>(file.identity == identity, "read: byte 24: the file is of the identity ",
+            digits(file.identity).data(), "..., not ", digits(identity).data(), "...");
+        expects<mismatch>(file.element == element_code<T>, "read: byte 8: the file has elements of type ", file.element,
+            "; ", element_code<T>, " (", element_name<T>(), ") is needed");
+        expects(how == verify::bounds
+                    || load_bytes<std::uint32_t>(bytes.data() + end)
+                           == crc32c(0, bytes.data(), static_cast<std::size_t>(end)),
+            "read: the file is damaged: its checksum differs");
+        expects_place("read: place from layer ", file);
+        index_t at = end_of_attachment(file);
+        expects(at <= end, "read: the records of ", layers(), " layers and an attachment of ", file.attachment,
+            " bytes do not end before byte ", end);
+        for (index_t i = 0; i < layers(); ++i)
+        {
+            char const* const call     = "read: layer ";
+            layer_record const& record = records()[i];
+            index_t const begin        = aligned(at);
+            at                         = layer_parts{record, layout_of(call, i, record, heads()), sizeof(T)}.end;
+            expects(record.begin == begin && at <= end, call, i, " lies at bytes [", record.begin, ", ", at,
+                "); it must begin at ", begin, " and end before ", end);
+            auto const [cache, positions] = found(i);
+            expects_layer<T>(call, i, cache, positions, file.tokens);
+        }
+        expects(
+            aligned(at + checksum_bytes) == size, "read: the file has ", size, " bytes; its layers end at byte ", at);
+    }
 
     [[nodiscard]] index_t layers() const noexcept { return header_->layers; }
     [[nodiscard]] index_t heads() const noexcept { return header_->heads; }
@@ -183,7 +320,7 @@ template <backend B, element T>
     std::span<std::byte> tail, index_t tail_tokens, index_t& appended)
 {
     expects(tail_tokens >= 0, "with_tail: tail_tokens is ", tail_tokens, "; it must not be negative");
-    index_t const bytes = detail::tail_bytes(cache.layout, tail_tokens, sizeof(T));
+    index_t const bytes = cache.layout.tail_bytes(tail_tokens, sizeof(T));
     index_t const held  = detail::appended_tokens(cache);
     expects<insufficient_workspace>(static_cast<index_t>(tail.size()) >= bytes && held <= tail_tokens,
         "with_tail: the tail has ", tail.size(), " bytes for ", tail_tokens, " tokens; ", bytes, " are needed, and ",
@@ -198,5 +335,3 @@ template <backend B, element T>
 }
 
 } // namespace MDKV_NAMESPACE
-
-#include <mdkv/pipeline/storing.hpp>

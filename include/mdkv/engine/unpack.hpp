@@ -21,22 +21,6 @@ namespace MDKV_NAMESPACE
 namespace detail
 {
 
-/// Counts a head's slots and stand-ins; one item a head.
-template <element T, space S>
-struct count_rows
-{
-    static constexpr char const* name = "unpack_count_rows";
-
-    cache_view<T, S> cache;
-    view<index_t, 1, S> kept;
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        if (t.rank() == 0) { kept(h) = tokens_of_head(cache, h) + cache.heads[h].stand_ins; }
-    }
-};
-
 /// The body of unpack, for checked arguments. Nothing waits.
 template <backend B, element T>
 void unpack_rows(B const& on, cache_view<T, B::memory_space> const& cache, out_view<T, 3, B> keys,
@@ -55,8 +39,7 @@ void unpack_rows(B const& on, cache_view<T, B::memory_space> const& cache, out_v
     by_slot.layout.window = 0; // all tokens are read alike
     run(on, read_projections<T, S>{cache, key_basis, value_basis}, key_basis.extent(0));
     run(on, read_tokens<T, S>{{cache, as_input(key_basis), as_input(value_basis), most_runs(cache.layout), rows, true},
-                by_slot, keys, values, {}, {}});
-    run(on, count_rows<T, S>{cache, kept}, H);
+                by_slot, keys, values, {}, {}, kept});
 }
 
 } // namespace detail

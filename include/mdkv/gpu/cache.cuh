@@ -1,7 +1,6 @@
 /// \file cache.cuh: an owner for one layer's packed cache in device memory, and its copies from and to the host (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/core/cache.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/cache.hpp>
@@ -28,13 +27,13 @@ template <element T, class Resource>
 [[nodiscard]] cpu::cache<T> to_host(cache<T, Resource> const& from, cudaStream_t stream,
     std::pmr::memory_resource* resource = std::pmr::get_default_resource())
 {
-    if (from.directory_bytes() == 0) { return {}; }
-    cpu::cache<T> made{from.layout(), from.arena_bytes(), from.tail_capacity(), resource};
-    from.copy_to(made, [&](std::byte const* there, std::byte* here, index_t bytes) {
-        copy(backend{stream, nullptr}, there, here, bytes);
-    });
-    index_t& appended = *made.view().appended;
-    appended          = (std::min)(appended, from.tail_capacity());
+    auto made = from.template copied<cpu::cache<T>>(
+        [&](std::byte const* there, std::byte* here, index_t bytes) { copy(backend{stream}, there, here, bytes); },
+        resource);
+    if (index_t* const appended = made.view().appended; appended != nullptr)
+    {
+        *appended = (std::min)(*appended, from.tail_capacity());
+    }
     return made;
 }
 
@@ -43,12 +42,9 @@ template <element T, class Resource>
 template <element T, class Resource>
 [[nodiscard]] cache<T, Resource> to_device(cpu::cache<T> const& from, cudaStream_t stream, Resource& resource)
 {
-    if (from.directory_bytes() == 0) { return {}; }
-    cache<T, Resource> made{from.layout(), from.arena_bytes(), from.tail_capacity(), stream, resource};
-    from.copy_to(made, [&](std::byte const* here, std::byte* there, index_t bytes) {
-        copy(backend{stream, nullptr}, here, there, bytes);
-    });
-    return made;
+    return from.template copied<cache<T, Resource>>(
+        [&](std::byte const* here, std::byte* there, index_t bytes) { copy(backend{stream}, here, there, bytes); },
+        stream, resource);
 }
 
 } // namespace MDKV_NAMESPACE::gpu

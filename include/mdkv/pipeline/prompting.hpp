@@ -351,7 +351,7 @@ struct prompt_work
         {
             workspace::frame frame{*on.scratch};
             auto const bytes = scratch_view<index_t>(on, frame, 1, L, H);
-            run(on, copy_rows<B, index_t>{of_one_layer(quotas), bytes});
+            run(on, copy_rows<B, index_t>{{quotas.data_handle(), {1, L, H}, {0, quotas.stride(0), 1}}, bytes});
             fetch(on, bytes.data_handle(), limits.data(), L * H);
         }
         index_t const N     = by.layer.tokens;
@@ -393,7 +393,7 @@ struct prompt_work
     compress_report pack_layer(
         B const& on, index_t l, rows_of_layer const& rows, cache_layout const& form, Destination& to) const
     {
-        constexpr bool owner           = requires { to.view(); };
+        constexpr bool owner           = requires { to.wait(); };
         layer_shape const one          = stored_layer(rows.keys.extent(1));
         auto const [H, N]              = std::pair{one.heads, one.tokens};
         auto const chosen              = as_input(rungs_of(l, N));

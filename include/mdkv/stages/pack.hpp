@@ -45,19 +45,13 @@ template <element T, backend B>
         fetch(on, rungs, copy.data(), rung.required_span_size());
         rungs = copy.data();
     }
-    return detail::bytes_of_rungs<T>(on, "packed_bytes", rung, rungs, layout, true, {stand_ins});
+    return detail::bytes_of_rungs<T>("packed_bytes", rung, rungs, layout, true, stand_ins);
 }
 
 /// Writes projections, tokens at their rungs, window, stand-ins and the directory; empties the tail. Uncompressed vectors stay bit
-/// for bit, others are coordinates in the basis, or codes of centred and rotated vectors (docs/method.md). A group of codes
-/// that has a NaN or an infinity among its coordinates is stored as NaN.
-///
-/// Stand-ins are further tokens of a head, to which every query attends. They end the run that the layout names: the exact
-/// run, behind the window, or a rung's. They have no slots, and `truncate_tail` and `recompress` leave them alone. A head
-/// that drops n tokens stores its first min(M, n) ones.
-///
-/// On a GPU the host cannot see that the arena is too small, or a basis missing. Heads then hold no tokens, not even the
-/// window's.
+/// for bit, others are coordinates in the basis, or codes of centred and rotated vectors (docs/method.md); codes of a group with
+/// a NaN or an infinity are NaN. Stand-ins are further tokens, to which every query attends: a head that drops n tokens stores
+/// its first min(M, n) ones at the end of the run that the layout names. They have no slots.
 ///
 /// \param on                 backend: threads, scratch
 /// \param[in]  keys          [H, N, D]
@@ -68,18 +62,18 @@ template <element T, backend B>
 /// \param[in]  value_basis   [H, Dv, Dv] likewise
 /// \param[in]  rung          [H, N]
 /// \param      cache         arena of at least packed_bytes(rung, layout, M); directory [H]
-/// \param[in]  channels      [H, 3, D]   from fit_channels for the same queries; or empty: fitted to the kept keys alone (or to
-///                           all if none is kept), with worse codes if queries differ much from channel to channel
+/// \param[in]  channels      [H, 3, D]   from fit_channels for the same queries; or empty: fitted to the kept keys (all if none is
+///                           kept), with worse codes if queries differ much from channel to channel
 /// \param[in]  stand_in_keys    [H, M, D]   from stand_in for the same rungs; or empty
 /// \param[in]  stand_in_values  [H, M, Dv]
 /// \pre    N < 2^31
-/// \cost   kept rows are read once; without `channels`, fit_channels; O(D*r) multiply-adds per
-///         projected token; scratch: a list of all positions, a tile
+/// \cost   reads kept rows once; O(D*r) multiply-adds per projected token; scratch: a list of all positions, a tile
 /// \sync   returns when done (cpu); enqueued on the stream, fit for graph capture (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument         a shape disagrees, a rung is outside the layout (gpu: such a token is dropped), a basis
-///                                  is missing (gpu: see above), memory overlaps, or (gpu) rows are not aligned to elements
-/// \throws insufficient_workspace   the arena is too small, naming both sizes (gpu: see above); nothing was changed
+///                                  is missing, memory overlaps, or (gpu) rows are not aligned to elements
+/// \throws insufficient_workspace   the arena is too small, naming both sizes; nothing was changed. (gpu: neither this nor a
+///                                  missing basis is seen: heads then hold no tokens, not even the window's)
 /// \see    tests/unit/stages/pack.cpp
 template <backend B, element T>
 void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T, 3, B> window_keys,
@@ -116,7 +110,7 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
     if constexpr (B::memory_space == space::host)
     {
         index_t const bytes = detail::bytes_of_rungs<T>(
-            on, "pack", rung, rung.data_handle(), layout, !key_basis.empty() && !value_basis.empty(), {stand_ins});
+            "pack", rung, rung.data_handle(), layout, !key_basis.empty() && !value_basis.empty(), stand_ins);
         expects<insufficient_workspace>(
             bytes <= cache.arena_bytes, "pack: the arena holds ", cache.arena_bytes, " bytes, ", bytes, " are needed");
     }

@@ -1,4 +1,4 @@
-// expect: deleted function
+// expect: no matching
 #include <mdkv/core/types.hpp>
 
 mdkv::half one_half()

@@ -31,15 +31,14 @@ TEST_CASE("the inline namespace is named after the instructions that the compile
     static_assert(std::is_same_v<mdkv::MDKV_MACHINE::cpu::backend, mdkv::cpu::backend>);
     CAPTURE(name);
 #if defined(__x86_64__)
-    CHECK(name.starts_with("x86_v"));
+    CHECK(name.starts_with("x86"));
 #    if defined(__AVX512F__) && defined(__AVX512VNNI__)
     CHECK(named_if(true, "_vnni"));
 #    endif
 #    if defined(__AVX2__)
-    CHECK((name.starts_with("x86_v3") || name.starts_with("x86_v4") || named_if(true, "_avx2")));
+    CHECK(named_if(true, "_avx2"));
 #    else
     CHECK(named_if(false, "avx2"));
-    CHECK((name.starts_with("x86_v1") || name.starts_with("x86_v2")));
 #    endif
 #    if defined(__AVXVNNI__)
     CHECK(named_if(true, "_avxvnni"));

@@ -8,7 +8,7 @@
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
-#include <mdkv/detail/crc32c.hpp>
+#include <mdkv/detail/stored_format.hpp>
 #include <mdkv/engine/unpack.hpp>
 #include <mdkv/presets.hpp>
 
