@@ -37,7 +37,7 @@ inline constexpr int lanes = vector_lanes;
 #if defined(__AVX512F__) || defined(__aarch64__)
 inline constexpr int registers = 32;
 #else
-inline constexpr int registers = 16;
+inline constexpr int registers    = 16;
 #endif
 
 using floats = float __attribute__((vector_size(4 * lanes)));
@@ -49,7 +49,7 @@ using halves = short __attribute__((vector_size(2 * lanes))); // bits of half
 #if defined(__AVX512F__) && defined(__clang__)
 inline constexpr unsigned short all_lanes = 0xffff; // mask of all lanes
 #elif defined(__AVX512F__)
-inline constexpr short all_lanes = -1;
+inline constexpr short all_lanes  = -1;
 #endif
 
 [[nodiscard]] inline floats broadcast(float x) noexcept
@@ -111,12 +111,6 @@ template <element T>
     }
 }
 
-/// Bytes as numbers from 0 to 255. (g++ makes several instructions of it: for the few bytes beyond the last whole four.)
-[[nodiscard]] inline ints load_bytes(std::byte const* p) noexcept
-{
-    return __builtin_convertvector(read<bytes>(p), ints);
-}
-
 /// The second byte of each pair, as the pair's number.
 [[nodiscard]] inline ints high_bytes(ints v) noexcept
 {
@@ -143,33 +137,27 @@ template <element T>
     return word - ints{};
 }
 
-/// Swaps the middle two of every four lanes.
-template <class Ints>
-[[nodiscard]] inline Ints swap_middle(Ints v) noexcept
+/// Lane i is lane at(i) of a and b, one behind the other; `at` has no state. (nvcc does not expand a pack in a list of lanes.)
+template <class V, class At>
+[[nodiscard]] inline V shuffled(V a, V b, At at) noexcept
 {
-    if constexpr (sizeof(Ints) == 64)
+    if constexpr (sizeof a / sizeof a[0] == 16)
     {
-        return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+        return __builtin_shufflevector(a, b, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9),
+            at(10), at(11), at(12), at(13), at(14), at(15));
     }
-    else if constexpr (sizeof(Ints) == 32) { return __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7); }
-    else { return __builtin_shufflevector(v, v, 0, 2, 1, 3); }
+    else if constexpr (sizeof a / sizeof a[0] == 8)
+    {
+        return __builtin_shufflevector(a, b, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+    }
+    else { return __builtin_shufflevector(a, b, at(0), at(1), at(2), at(3)); }
 }
 
-/// Lanes of the lower halves of a and b by turns, or of the upper halves. (nvcc does not expand a pack in a list of lanes.)
-template <bool Upper, class V>
-[[nodiscard]] inline V interleaved(V a, V b) noexcept
+/// Lane i is lane i ^ Half of x.
+template <int Half>
+[[nodiscard]] inline floats swap_lanes(floats x) noexcept
 {
-    constexpr int n = lanes / 2 * Upper;
-    if constexpr (sizeof(V) == 64)
-    {
-        return __builtin_shufflevector(a, b, n, n + 16, n + 1, n + 17, n + 2, n + 18, n + 3, n + 19, n + 4, n + 20, n + 5,
-            n + 21, n + 6, n + 22, n + 7, n + 23);
-    }
-    else if constexpr (sizeof(V) == 32)
-    {
-        return __builtin_shufflevector(a, b, n, n + 8, n + 1, n + 9, n + 2, n + 10, n + 3, n + 11);
-    }
-    else { return __builtin_shufflevector(a, b, n, n + 4, n + 1, n + 5); }
+    return shuffled(x, x, [](int i) { return i ^ Half; });
 }
 
 /// Exchanges rows and columns: lane j of vector i becomes lane i of vector j.
@@ -183,8 +171,8 @@ template <bool Upper, class V>
         MDKV_UNROLL
         for (int i = 0; i < half; ++i)
         {
-            y[2 * i]     = interleaved<false>(x[i], x[i + half]);
-            y[2 * i + 1] = interleaved<true>(x[i], x[i + half]);
+            y[2 * i]     = shuffled(x[i], x[i + half], [](int l) { return l / 2 + l % 2 * lanes; });
+            y[2 * i + 1] = shuffled(x[i], x[i + half], [](int l) { return l / 2 + l % 2 * lanes + lanes / 2; });
         }
         MDKV_UNROLL
         for (int i = 0; i < lanes; ++i) { x[i] = y[i]; }
@@ -252,32 +240,12 @@ inline void narrow_to(half* p, floats v) noexcept
     return __builtin_ia32_ptestmd512(mask, mask, 0xffff) != 0;
 #elif defined(__AVX2__) && !defined(__AVX512F__)
     return __builtin_ia32_movmskps256(bits_as<floats>(mask)) != 0;
-#elif defined(__aarch64__)
-    using pair      = long long __attribute__((vector_size(16)));
-    auto const both = bits_as<pair>(mask);
-    return (both[0] | both[1]) != 0;
 #else
-    std::int32_t all = 0;
-    for (int i = 0; i < lanes; ++i) { all |= mask[i]; }
+    using pairs   = long long __attribute__((vector_size(4 * lanes)));
+    long long all = 0;
+    for (int i = 0; i < lanes / 2; ++i) { all |= bits_as<pairs>(mask)[i]; }
     return all != 0;
 #endif
-}
-
-/// Lane i is lane i ^ Half of x. Spelled out, because nvcc expands no pack in the builtin.
-template <int Half, class Floats>
-[[nodiscard]] inline Floats swap_lanes(Floats x) noexcept
-{
-    constexpr int H = Half;
-    if constexpr (sizeof(Floats) == 64)
-    {
-        return __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H, 8 ^ H, 9 ^ H,
-            10 ^ H, 11 ^ H, 12 ^ H, 13 ^ H, 14 ^ H, 15 ^ H);
-    }
-    else if constexpr (sizeof(Floats) == 32)
-    {
-        return __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H, 4 ^ H, 5 ^ H, 6 ^ H, 7 ^ H);
-    }
-    else { return __builtin_shufflevector(x, x, 0 ^ H, 1 ^ H, 2 ^ H, 3 ^ H); }
 }
 
 /// The nearest whole numbers, below 2^22 in magnitude.
@@ -308,16 +276,12 @@ inline void store_bytes(std::byte* p, ints const* v) noexcept
         Signed ? __builtin_ia32_packsswb256(words, words) : __builtin_ia32_packuswb256(words, words));
     ints const all   = __builtin_ia32_permvarsi256(fours, ints{0, 4, 1, 5, 0, 4, 1, 5});
     std::memcpy(p, &all, 16);
-#elif defined(__aarch64__)
-    using sixteen   = std::uint8_t __attribute__((vector_size(16)));
-    auto const even = [](sixteen a, sixteen b) {
-        return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    };
+#else
+    using sixteen        = std::uint8_t __attribute__((vector_size(16)));
+    auto const even      = [](sixteen a, sixteen b) { return shuffled(a, b, [](int i) { return 2 * i; }); };
     auto const of        = [&](int i) { return bits_as<sixteen>(v[i]); };
     sixteen const narrow = even(even(of(0), of(1)), even(of(2), of(3)));
     std::memcpy(p, &narrow, 16);
-#else
-    for (int i = 0; i < 16; ++i) { p[i] = static_cast<std::byte>(v[i / lanes][i % lanes] & 0xff); }
 #endif
 }
 

@@ -70,15 +70,13 @@ private:
     std::byte* memory_;
 };
 
+#if !defined(__CUDA_ARCH__) // nvcc reads jobs of this team for the device, too, with the functions that all teams have
+
 /// any_lane of detail/lanes.hpp for vectors.
 template <class V>
-[[nodiscard, gnu::always_inline]] MDKV_HD inline bool any_lane(team const&, [[maybe_unused]] V const& x) noexcept
+[[nodiscard, gnu::always_inline]] MDKV_HD inline bool any_lane(team const&, V const& x) noexcept
 {
-#if defined(__CUDA_ARCH__)
-    return false;
-#else
     return simd::any(x);
-#endif
 }
 
 /// column_products of detail/columns.hpp in registers: plain loops take several times as long.
@@ -86,7 +84,6 @@ template <std::size_t Sums>
 MDKV_HD void column_products(team const&, float const* const (&direction)[Sums], float const* column, int dim,
     float (&sum)[Sums][std::size_t{team::lanes}], index_t step = 1) noexcept
 {
-#if !defined(__CUDA_ARCH__)
     constexpr int vectors = team::lanes / vector_lanes;
     constexpr int all     = static_cast<int>(Sums);
     constexpr int rows    = all / vectors; // eight sums keep the multiply-add units busy
@@ -96,23 +93,18 @@ MDKV_HD void column_products(team const&, float const* const (&direction)[Sums],
         for (int d = 0; d < dim; ++d)
         {
             MDKV_UNROLL
-            for (int i = 0; i < rows; ++i)
+            for (int i = 0; i < rows * vectors; ++i)
             {
-                MDKV_UNROLL
-                for (int v = 0; v < vectors; ++v)
-                {
-                    acc[i][v] += direction[k + i][d * step] * simd::load(column + d * team::lanes + v * vector_lanes);
-                }
+                auto const from = simd::load(column + d * team::lanes + i % vectors * vector_lanes);
+                acc[i / vectors][i % vectors] += direction[k + i / vectors][d * step] * from;
             }
         }
         MDKV_UNROLL
-        for (int i = 0; i < rows; ++i)
+        for (int i = 0; i < rows * vectors; ++i)
         {
-            MDKV_UNROLL
-            for (int v = 0; v < vectors; ++v) { simd::store(sum[k + i] + v * vector_lanes, acc[i][v]); }
+            simd::store(sum[k + i / vectors] + i % vectors * vector_lanes, acc[i / vectors][i % vectors]);
         }
     }
-#endif
 }
 
 /// widen_lanes and narrow_lanes of detail/columns.hpp by vectors, which compilers do not make of half's conversions.
@@ -120,25 +112,19 @@ template <std::size_t N>
     requires(N % std::size_t{vector_lanes} == 0)
 MDKV_HD void widen_lanes(team const&, half const* from, float (&x)[N]) noexcept
 {
-#if !defined(__CUDA_ARCH__)
     for (int l = 0; l < static_cast<int>(N); l += vector_lanes) { simd::store(x + l, simd::load(from + l)); }
-#endif
 }
-/// See widen_lanes.
 template <std::size_t N>
     requires(N % std::size_t{vector_lanes} == 0)
 MDKV_HD void narrow_lanes(team const&, float const (&x)[N], half* to) noexcept
 {
-#if !defined(__CUDA_ARCH__)
     for (int l = 0; l < static_cast<int>(N); l += vector_lanes) { simd::narrow_to(to + l, simd::load(x + l)); }
-#endif
 }
 
 /// widen_columns of detail/columns.hpp by squares in registers: number by number it takes two to three times as long.
 template <class Row>
 MDKV_HD void widen_columns(team const&, int tokens, int coordinates, Row const& row, float* to) noexcept
 {
-#if !defined(__CUDA_ARCH__)
     constexpr int side = vector_lanes;
     for (int i = 0; i < tokens; i += side)
     {
@@ -158,15 +144,14 @@ MDKV_HD void widen_columns(team const&, int tokens, int coordinates, Row const& 
             for (int l = i; l < end; ++l) { to[c * team::lanes + l] = widen(mdkv::detail::load_at(row(l) + c)); }
         }
     }
-#endif
 }
 
 /// powers_of_two of detail/columns.hpp by vectors.
 MDKV_HD inline void powers_of_two(team const&, float const (&x)[team::lanes], float* to) noexcept
 {
-#if !defined(__CUDA_ARCH__)
     for (int l = 0; l < team::lanes; l += vector_lanes) { simd::store(to + l, simd::exp2(simd::load(x + l))); }
-#endif
 }
+
+#endif
 
 } // namespace MDKV_NAMESPACE::cpu

@@ -122,6 +122,11 @@ private:
     template <class Done>
     static void spin(Done const& done) noexcept
     {
+        auto const nanoseconds = [] {
+            ::timespec now{};
+            ::clock_gettime(CLOCK_MONOTONIC, &now);
+            return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+        };
         std::int64_t const end = nanoseconds() + 10'000;
         do {
             for (int i = 0; i < 16; ++i)
@@ -134,13 +139,6 @@ private:
 #endif
             }
         } while (nanoseconds() < end);
-    }
-
-    [[nodiscard]] static std::int64_t nanoseconds() noexcept
-    {
-        ::timespec now{};
-        ::clock_gettime(CLOCK_MONOTONIC, &now);
-        return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
     }
 
     void drain() noexcept

@@ -21,17 +21,9 @@ struct head_share
 {
     ranks const* with; ///< null: all heads are here
     index_t layers;
-    index_t own;   ///< heads of a layer here
-    index_t all;   ///< heads of a layer on all ranks
-    index_t first; ///< number of this rank's first head in a layer
-
-    head_share(ranks const* with_, index_t layers_, index_t own_) noexcept
-        : with{with_}
-        , layers{layers_}
-        , own{own_}
-        , all{with_ == nullptr ? own_ : with_->heads}
-        , first{with_ == nullptr ? 0 : with_->first_head}
-    {}
+    index_t own;                                            ///< heads of a layer here
+    index_t all   = with == nullptr ? own : with->heads;    ///< heads of a layer on all ranks
+    index_t first = with == nullptr ? 0 : with->first_head; ///< number of this rank's first head in a layer
 };
 
 /// One number of whole numbers, real ones, truth values and enumerations.

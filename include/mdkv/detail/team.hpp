@@ -21,7 +21,7 @@
 //
 // `run(backend, job, items)` is a backend's other primitive, found by argument-dependent lookup, with
 // `fetch(backend, from, to, n)`, which copies to the host and waits on a GPU. All members of a team call `sync`, `sum`,
-// `max` and `prefix` together. Work within an item is shared out in steps of `lanes` neighbours:
+// `largest` and `prefix` together. Work within an item is shared out in steps of `lanes` neighbours:
 //
 //   for (index_t i = t.rank() * Team::lanes; i < n; i += t.size() * Team::lanes)
 //       for (int l = 0; l < Team::lanes; ++l) ... x[i + l] ...          // a fixed count, which compilers vectorise

@@ -96,18 +96,6 @@ TEST_CASE("load and store move floats bit for bit from odd addresses")
     for (std::size_t shift = 0; shift < 4; ++shift) { CHECK(wrong_lanes<float>(bytes, 64, shift) == 0); }
 }
 
-TEST_CASE("bytes become numbers from 0 to 255")
-{
-    std::vector<std::byte> bytes(256 + 1);
-    for (std::size_t i = 0; i < 256; ++i) { bytes[i + 1] = static_cast<std::byte>(i); } // at an odd address
-    for (int first = 0; first + simd::lanes <= 256; ++first)
-    {
-        auto const codes = simd::load_bytes(bytes.data() + 1 + first);
-        auto const whole = simd::to_floats(codes);
-        for (int lane = 0; lane < simd::lanes; ++lane) { CHECK(static_cast<int>(whole[lane]) == first + lane); }
-    }
-}
-
 TEST_CASE("products of 16-bit numbers are added two by two, and the second bytes of pairs become numbers")
 {
     support::source random{"simd products"};

@@ -8,12 +8,10 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
-#include <mdkv/cpu/detail/code_logit_kernels.hpp>
-#include <mdkv/cpu/detail/code_value_kernels.hpp>
+#include <mdkv/cpu/detail/code_kernels.hpp>
+#include <mdkv/cpu/detail/element_kernels.hpp>
 #include <mdkv/cpu/detail/hadamard_row.hpp>
-#include <mdkv/cpu/detail/logit_kernels.hpp>
 #include <mdkv/cpu/detail/rounding.hpp>
-#include <mdkv/cpu/detail/value_kernels.hpp>
 #include <mdkv/cpu/tile.hpp>
 #include <mdkv/detail/attend.hpp>
 #include <mdkv/detail/run_of_head.hpp>
@@ -65,12 +63,6 @@ inline constexpr index_t looked_up_bytes = index_t{1} << 18;
     for (index_t c = 0; c < n; ++c) { x[c] *= factor; }
 }
 
-/// to = to * from, coordinate by coordinate.
-[[gnu::noinline]] inline void multiply_rows(float const* from, float* to, index_t n) noexcept
-{
-    for (index_t c = 0; c < n; ++c) { to[c] *= from[c]; }
-}
-
 /// One panel of a sequence's queries: n tokens, followed in the tail by `hidden` more tokens. Row g of a head is its query
 /// head g / n at token g % n of the panel. For each row of its head, a split writes to the scratch the softmax state and
 /// the sums of values in every basis.
@@ -91,8 +83,7 @@ struct attend_job
     index_t* first_split   = nullptr; // [H + 1]
     index_t* unfinished    = nullptr; // [H] splits still to be attended
     softmax_state* softmax = nullptr; // [splits, G]
-    float* sums            = nullptr; // [splits, G, sizes.sums()]
-    float* coded_weights   = nullptr; // [splits, G] weights of rotated tokens, whose values are centred
+    float* sums            = nullptr; // [splits, G, row_sums()]
 
     /// Most splits that the cache may be cut into, if arena and tail are full.
     [[nodiscard]] index_t most() const
@@ -119,8 +110,7 @@ struct attend_job
         first_split         = frame.take<index_t>(heads + 1);
         unfinished          = frame.take<index_t>(heads);
         softmax             = frame.take<softmax_state>(most() * head_rows);
-        sums                = frame.take<float>(checked_multiply(most(), head_rows * sizes.sums()));
-        coded_weights       = frame.take<float>(sizes.rotated ? most() * head_rows : 0);
+        sums                = frame.take<float>(checked_multiply(most(), head_rows * row_sums()));
         return most();
     }
 
@@ -129,15 +119,19 @@ struct attend_job
     {
         index_t const heads = cache.layout.heads;
         index_t stored      = 0;
-        for (index_t h = 0; h < heads; ++h) { stored += mdkv::detail::bytes_of_head<T>(cache.layout, cache, h); }
+        for (index_t h = 0; h < heads; ++h)
+        {
+            unfinished[h] = mdkv::detail::bytes_of_head<T>(cache.layout, cache, h);
+            stored += unfinished[h];
+        }
         split_bytes    = (std::max)(least_split_bytes, (stored + most_splits - 1) / most_splits);
         first_split[0] = 0;
         for (index_t h = 0; h < heads; ++h)
         {
-            index_t const bytes = mdkv::detail::bytes_of_head<T>(cache.layout, cache, h);
             // An empty head is one split, too, because its rows must be written.
-            unfinished[h]      = tokens() == 0 ? 0 : (std::max<index_t>)((bytes + split_bytes - 1) / split_bytes, 1);
-            first_split[h + 1] = first_split[h] + unfinished[h];
+            index_t const wanted = (std::max<index_t>)((unfinished[h] + split_bytes - 1) / split_bytes, 1);
+            unfinished[h]        = tokens() == 0 ? 0 : wanted;
+            first_split[h + 1]   = first_split[h] + unfinished[h];
         }
         expects<mismatch>(
             splits() <= most(), name, ": the cache's directory names ", stored, " bytes, its memory has ", held());
@@ -165,7 +159,9 @@ struct attend_job
 
     [[nodiscard]] index_t tokens() const { return queries.extent(1); }
     [[nodiscard]] index_t query_head(index_t h, index_t g) const { return (h * head_rows + g) / tokens(); }
-    [[nodiscard]] float* sums_of(index_t split) const { return sums + split * head_rows * sizes.sums(); }
+    /// Sums of a row in every basis, and behind them the weight of rotated tokens, whose values are centred.
+    [[nodiscard]] index_t row_sums() const { return sizes.sums() + (sizes.rotated ? tile_tokens : 0); }
+    [[nodiscard]] float* sums_of(index_t split) const { return sums + split * head_rows * row_sums(); }
 
     /// out[g] += x[g] * matrix. The matrix [n, columns] has the cache's element type; rows of x and of out are `step`
     /// apart.
@@ -195,7 +191,7 @@ struct attend_job
             tile::widen_row(means, rotated, sizes.keys);
             with_mean[g] = tile::dot(row, rotated, sizes.keys);
             tile::widen_row(means + sizes.keys, rotated, sizes.keys); // channel scales
-            multiply_rows(row, rotated, sizes.keys);
+            for (index_t c = 0; c < sizes.keys; ++c) { rotated[c] *= row[c]; }
             hadamard_row(rotated, sizes.keys);
         }
         if (entry.key_columns > 0)
@@ -215,7 +211,7 @@ struct attend_job
         bool const coded      = kind != storage::plain;
         auto const& logits_by = !coded ? logits_as<T> : kind == storage::int8 ? coded_logits_as<8> : coded_logits_as<4>;
         sum_rows const logits{memory.logits, most_block_tokens};
-        sum_rows const to{sums_of(split) + sizes.sums_of(run.basis), sizes.sums()};
+        sum_rows const to{sums_of(split) + sizes.sums_of(run.basis), row_sums()};
         query_rows q{memory.q + sizes.queries_of(run.basis), sizes.queries()};
         if (coded)
         {
@@ -247,11 +243,7 @@ struct attend_job
                     continue;
                 }
                 float const factor = soften(row, softened, softmax[split * head_rows + g], next);
-                if (factor != 1.0F)
-                {
-                    multiply_by(factor, sums_of(split) + g * sizes.sums(), sizes.sums());
-                    multiply_by(factor, coded_weights + split * head_rows + g, sizes.rotated ? 1 : 0);
-                }
+                if (factor != 1.0F) { multiply_by(factor, sums_of(split) + g * row_sums(), row_sums()); }
             }
             query_rows const weights{logits.x, logits.step};
             if (!coded) { block_values(values_as<T>, weights, head_rows, run.values, t, n, to, keys); }
@@ -303,8 +295,7 @@ struct attend_job
     void attend_split(index_t h, index_t split, index_t number, scratch const& memory) const
     {
         std::fill_n(softmax + split * head_rows, head_rows, softmax_state{});
-        std::fill_n(sums_of(split), head_rows * sizes.sums(), 0.0F);
-        std::fill_n(coded_weights + split * head_rows, sizes.rotated ? head_rows : 0, 0.0F);
+        std::fill_n(sums_of(split), head_rows * row_sums(), 0.0F);
         if (number == 0) { ask_for_beginnings(h); }
         if (h + 1 < cache.layout.heads && split + 1 == first_split[h + 1]) { ask_for_beginnings(h + 1); }
         load_queries(h, memory.q, memory.with_mean);
@@ -322,18 +313,17 @@ struct attend_job
                 end < run.tokens ? run.keys.begin + end * run.keys.token_bytes : begin_behind(h, r);
             // Rotated keys are centred: logits are lower by q.mean. Shift the running maximum by q.mean during this run. The
             // weights of its tokens are what it adds to the sum.
-            bool const centred = run.basis == run_basis::rotated;
-            for (index_t g = 0; centred && g < head_rows; ++g)
-            {
-                softmax[split * head_rows + g].largest -= memory.with_mean[g];
-                combine(coded_weights + split * head_rows + g, 1.0F, &softmax[split * head_rows + g].sum, -1.0F, 1);
-            }
+            auto const shift = [&](float sign) {
+                for (index_t g = 0; run.basis == run_basis::rotated && g < head_rows; ++g)
+                {
+                    softmax_state& state = softmax[split * head_rows + g];
+                    state.largest += sign * memory.with_mean[g];
+                    combine(sums_of(split) + g * row_sums() + sizes.sums(), 1.0F, &state.sum, sign, 1);
+                }
+            };
+            shift(-1.0F);
             attend_tokens(run, r + 1 == runs, begin, end, behind, memory, split);
-            for (index_t g = 0; centred && g < head_rows; ++g)
-            {
-                softmax[split * head_rows + g].largest += memory.with_mean[g];
-                combine(coded_weights + split * head_rows + g, 1.0F, &softmax[split * head_rows + g].sum, 1.0F, 1);
-            }
+            shift(1.0F);
         }
     }
 
@@ -343,24 +333,22 @@ struct attend_job
         head_entry const& entry    = cache.heads[h];
         softmax_state* const state = softmax + first_split[h] * head_rows;
         float* const all           = sums_of(first_split[h]);
-        float* const weights       = coded_weights + first_split[h] * head_rows;
         bool const centred         = mdkv::detail::has_channels(cache.layout, cache, h);
         for (index_t i = head_rows; i < (first_split[h + 1] - first_split[h]) * head_rows; ++i)
         {
             auto const [by, other_by] = state[i % head_rows].merge(state[i]);
-            combine(all + i % head_rows * sizes.sums(), by, all + i * sizes.sums(), other_by, sizes.sums());
-            combine(weights + i % head_rows, by, weights + i, other_by, sizes.rotated ? 1 : 0);
+            combine(all + i % head_rows * row_sums(), by, all + i * row_sums(), other_by, row_sums());
         }
         if (entry.value_columns > 0)
         {
             multiply(all + sizes.sums_of(run_basis::projected), entry.value_projection, entry.value_columns,
-                sizes.values, all, sizes.sums());
+                sizes.values, all, row_sums());
         }
         for (index_t g = 0; g < head_rows; ++g)
         {
             index_t const row    = query_head(h, g);
             index_t const i      = g % tokens();
-            float* const x       = all + g * sizes.sums();
+            float* const x       = all + g * row_sums();
             float* const rotated = x + sizes.sums_of(run_basis::rotated);
             if (sizes.rotated)
             {
@@ -371,7 +359,7 @@ struct attend_job
             {
                 auto const* const means = reinterpret_cast<T const*>(cache.arena + entry.channels) + 2 * sizes.keys;
                 tile::widen_row(means, rotated, sizes.values);
-                combine(x, 1.0F, rotated, weights[g], sizes.values);
+                combine(x, 1.0F, rotated, x[sizes.sums()], sizes.values);
             }
             float const weight = state[g].empty() ? 0.0F : 1.0F / state[g].sum;
             multiply_by(weight, x, sizes.values);

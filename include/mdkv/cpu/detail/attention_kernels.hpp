@@ -4,7 +4,6 @@
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
-#include <mdkv/cpu/detail/products.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 

@@ -7,7 +7,6 @@
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 
@@ -28,45 +27,34 @@ template <int Half = 1>
     else { return x; }
 }
 
-/// Rotates one group of 64 neighbours in registers.
-inline void hadamard_group(float* x) noexcept
+/// Rotates a vector of n coordinates, group by group: whole groups in registers.
+MDKV_OUTLINE inline void hadamard_row(float* x, index_t n) noexcept
 {
     constexpr int lanes   = simd::lanes;
     constexpr int vectors = int{quantised_group} / lanes;
-    static_assert(vectors >= 2 && lanes >= 4);
-    simd::floats v[vectors];
-    MDKV_UNROLL for (int i = 0; i < vectors; ++i)
+    for (; n >= quantised_group; x += quantised_group, n -= quantised_group)
     {
-        v[i] = hadamard_lanes(simd::load(x + i * lanes));
-    }
-    // nvcc takes no vectors of a CPU in hadamard_registers, which is device code, too.
-    MDKV_UNROLL for (int half = 1; half < vectors; half *= 2)
-    {
-        MDKV_UNROLL for (int i = 0; i < vectors; ++i)
+        simd::floats v[vectors];
+        MDKV_UNROLL
+        for (int i = 0; i < vectors; ++i) { v[i] = hadamard_lanes(simd::load(x + i * lanes)); }
+        MDKV_UNROLL
+        for (int half = 1; half < vectors; half *= 2) // nvcc takes no vectors of a CPU in hadamard_registers
         {
-            if ((i & half) != 0) { continue; }
-            simd::floats const a = v[i];
-            simd::floats const b = v[i + half];
-            v[i]                 = a + b;
-            v[i + half]          = a - b;
+            MDKV_UNROLL
+            for (int i = 0; i < vectors; ++i)
+            {
+                if ((i & half) != 0) { continue; }
+                simd::floats const a = v[i];
+                simd::floats const b = v[i + half];
+                v[i]                 = a + b;
+                v[i + half]          = a - b;
+            }
         }
+        simd::floats const factor = simd::broadcast(mdkv::detail::hadamard_factor(quantised_group));
+        MDKV_UNROLL
+        for (int i = 0; i < vectors; ++i) { simd::store(x + i * lanes, v[i] * factor); }
     }
-    simd::floats const factor = simd::broadcast(mdkv::detail::hadamard_factor(quantised_group));
-    MDKV_UNROLL for (int i = 0; i < vectors; ++i)
-    {
-        simd::store(x + i * lanes, v[i] * factor);
-    }
-}
-
-/// Rotates a vector of n coordinates, group by group.
-MDKV_OUTLINE inline void hadamard_row(float* x, index_t n) noexcept
-{
-    for (index_t first = 0; first < n; first += quantised_group)
-    {
-        index_t const group = (std::min)(quantised_group, n - first);
-        if (group == quantised_group) { hadamard_group(x + first); }
-        else { mdkv::detail::hadamard(x + first, group); }
-    }
+    mdkv::detail::hadamard(x, n);
 }
 
 } // namespace MDKV_NAMESPACE::cpu::detail

@@ -4,7 +4,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
-#include <mdkv/cpu/detail/code_kernels.hpp>
+#include <mdkv/cpu/detail/products.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/detail/lanes.hpp>
 
@@ -69,7 +69,10 @@ template <bool Signed>
         {
             number[v] = simd::to_nearest(simd::load(x + i + v * simd::lanes) * factor);
             sum += number[v];
-            if (bits == 8) { number[v] = simd::swap_middle(number[v]); }
+            if (bits == 8) // the middle two of every four are swapped
+            {
+                number[v] = simd::shuffled(number[v], number[v], [](int i) { return i % 4 % 3 == 0 ? i : i ^ 3; });
+            }
         }
         if (bits == 8) { simd::store_shorts(to + i * number_bytes<8>, number); }
         else { simd::store_bytes<Signed>(to + i, number); }
