@@ -1,13 +1,16 @@
 /// \file failing_resource.hpp: a memory resource whose k-th allocation fails, once or from then on, and that knows what is still out
 #pragma once
 
+#include <mdkv/core/types.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
+#include <mdkv/cpu/executor.hpp>
 
 #include <cstddef>
 #include <memory_resource>
 #include <new>
+#include <stdexcept>
 
 namespace support
 {
@@ -65,6 +68,19 @@ private:
     int k_;
     int attempts_            = 0;
     std::size_t outstanding_ = 0;
+};
+
+/// Two workers, the number of loops that they were asked for, and that of the loop in which they throw.
+struct counting_executor
+{
+    int loops  = 0;
+    int thrown = -1;
+    int threads() const { return 2; }
+    void parallel_for(mdkv::index_t count, mdkv::cpu::executor_ref::task_function task, void* context)
+    {
+        if (loops++ == thrown) { throw std::runtime_error{"no more threads"}; }
+        for (mdkv::index_t i = 0; i < count; ++i) { task(context, i); }
+    }
 };
 
 /// Makes the call with a workspace whose memory ends after 0, 1, 2, ... allocations, until there is enough. Returns how often

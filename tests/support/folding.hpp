@@ -145,11 +145,13 @@ struct cache_contents
 {
     std::vector<std::byte> arena;
     std::vector<mdkv::head_entry> heads;
+    mdkv::cache_layout layout;
     index_t appended = 0;
 
     explicit cache_contents(mdkv::cpu::cache<T> const& cache)
         : arena{cache.view().arena, cache.view().arena + cache.arena_bytes()}
         , heads{cache.view().heads, cache.view().heads + cache.layout().heads}
+        , layout{cache.layout()}
         , appended{cache.appended()}
     {}
     friend bool operator==(cache_contents const&, cache_contents const&) = default;

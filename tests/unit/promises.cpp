@@ -421,19 +421,6 @@ outcome made(stage const& one, arguments const& x, cpu::executor_ref threads = {
 
 char const* const nothing = "threw nothing"; // what `error_text` says then
 
-/// Two workers, the number of loops that they were asked for, and that of the loop in which they throw.
-struct counting_executor
-{
-    int loops  = 0;
-    int thrown = -1;
-    int threads() const { return 2; }
-    void parallel_for(index_t count, cpu::executor_ref::task_function task, void* context)
-    {
-        if (loops++ == thrown) { throw std::runtime_error{"no more threads"}; }
-        for (index_t i = 0; i < count; ++i) { task(context, i); }
-    }
-};
-
 /// What the call says if it refuses its arguments, without the stage's name, having checked that nothing was begun or changed.
 std::string refusal(stage const& one, arguments const& x)
 {

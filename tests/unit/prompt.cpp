@@ -1,40 +1,12 @@
+// What a prompt alone does: its stages by hand, ranks, quotas, windows in codes, the limit that its caches remember, its errors. What it
+// promises like compress, reader and fold is in pipelines.cpp.
 #include <mdkv/prompt.hpp>
 
-#include <mdkv/append.hpp>
-#include <mdkv/compress.hpp>
-#include <mdkv/core/allocation.hpp>
-#include <mdkv/core/budget.hpp>
-#include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/leverage.hpp>
-#include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
-#include <mdkv/core/workspace.hpp>
-#include <mdkv/cpu/backend.hpp>
-#include <mdkv/cpu/cache.hpp>
-#include <mdkv/cpu/executor.hpp>
-#include <mdkv/cpu/score.hpp>
-#include <mdkv/cpu/thread_pool.hpp>
-#include <mdkv/presets.hpp>
-#include <mdkv/recompress.hpp>
-#include <mdkv/replay/advance.hpp>
-#include <mdkv/replay/balance.hpp>
-#include <mdkv/replay/leverage.hpp>
-#include <mdkv/replay/refit.hpp>
-#include <mdkv/replay/replay.hpp>
-#include <mdkv/replay/stand_in.hpp>
-#include <mdkv/stages/allocate.hpp>
-#include <mdkv/stages/basis.hpp>
-#include <mdkv/stages/channels.hpp>
-#include <mdkv/stages/pack.hpp>
-#include <mdkv/stages/pool.hpp>
+#include <mdkv/mdkv.hpp>
 
-#include "support/failing_resource.hpp"
+#include "support/cases.hpp"
 #include "support/host.hpp"
-#include "support/layer.hpp"
 #include "support/message.hpp"
-#include "support/random.hpp"
 #include "support/ranks.hpp"
 
 #include <doctest/doctest.h>
@@ -42,12 +14,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
-#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,488 +28,321 @@ namespace
 {
 
 using namespace mdkv;
+using support::by_compress;
+using support::by_prompt;
+using support::contents_of;
 using support::error_text;
+using support::refused;
 using support::tensor;
-using host  = cpu::backend;
-using rows  = prompt_rows<host, half>;
-using store = std::vector<std::byte>;
-
-/// Queries, keys and values of all tokens of all layers, and the log-sum-exps of the last queries.
-struct text
-{
-    static constexpr index_t group = 2, dim = 32, value_dim = 48, last = 70;
-
-    index_t layers, tokens, heads;
-    std::vector<support::layer<half>> all;
-    std::vector<tensor<float, 2>> lse; // [H*G, Q]
-
-    text(index_t layers_, index_t tokens_, index_t heads_ = 2)
-        : layers{layers_}
-        , tokens{tokens_}
-        , heads{heads_}
-    {
-        for (index_t l = 0; l < layers; ++l)
-        {
-            all.emplace_back(support::layer_sizes{.heads = heads,
-                .group                                   = group,
-                .queries                                 = tokens,
-                .tokens                                  = tokens,
-                .window                                  = 0,
-                .dim                                     = dim,
-                .value_dim                               = value_dim,
-                .first_query                             = 0,
-                .salt                                    = l + 1});
-            lse.emplace_back(std::array<index_t, 2>{heads * group, count()});
-            for (index_t q = 0; q < heads * group; ++q)
-            {
-                for (index_t i = 0; i < count(); ++i) { lse.back().set(log_sum(all.back(), q, i), q, i); }
-            }
-        }
-    }
-
-    /// Last queries at hand.
-    [[nodiscard]] index_t count() const { return std::min(last, tokens); }
-
-    [[nodiscard]] rows part(index_t l, index_t first, index_t n) const
-    {
-        auto const& x = all[static_cast<std::size_t>(l)];
-        return {slice<1>(x.queries.in(), first, n), slice<1>(x.keys.in(), first, n), slice<1>(x.values.in(), first, n)};
-    }
-    [[nodiscard]] rows whole(index_t l) const
-    {
-        auto const& x = all[static_cast<std::size_t>(l)];
-        return {slice<1>(x.queries.in(), tokens - count(), count()), x.keys.in(), x.values.in(),
-            lse[static_cast<std::size_t>(l)].in()};
-    }
-    [[nodiscard]] prompt_shape<host> shape() const
-    {
-        return {.layers = layers, .heads = heads, .group = group, .dims = {dim, value_dim}, .tokens = tokens};
-    }
-
-private:
-    [[nodiscard]] float log_sum(support::layer<half> const& x, index_t q, index_t i) const
-    {
-        double sum = 0;
-        for (index_t t = 0; t <= tokens - count() + i; ++t)
-        {
-            double logit = 0;
-            for (index_t d = 0; d < dim; ++d)
-            {
-                logit += double{widen(x.queries.get(q, tokens - count() + i, d))}
-                         * double{widen(x.keys.get(q / group, t, d))};
-            }
-            sum += std::exp(logit * x.scale());
-        }
-        return static_cast<float>(std::log(sum));
-    }
-};
-
-/// Everything that can be read from a cache.
-struct contents
-{
-    store arena, tail;
-    std::vector<head_entry> heads;
-    cache_layout layout;
-    index_t appended = 0;
-
-    explicit contents(cpu::cache<half> const& cache)
-        : layout{cache.layout()}
-        , appended{cache.appended()}
-    {
-        auto const v = cache.view();
-        arena.assign(v.arena, v.arena + v.arena_bytes);
-        tail.assign(v.tail, v.tail + cache.tail_bytes());
-        heads.assign(v.heads, v.heads + v.layout.heads);
-    }
-    friend bool operator==(contents const&, contents const&) = default;
-};
-
-template <class Caches>
-std::vector<contents> contents_of(Caches const& caches)
-{
-    std::vector<contents> all;
-    for (auto const& one : caches) { all.emplace_back(one); }
-    return all;
-}
-
-/// How a test feeds a prompt.
-struct feeding
-{
-    index_t part   = 128; ///< tokens of read_chunk
-    index_t beyond = 0;   ///< tokens that the prompt could have had more
-};
-
-template <class Prompt>
-std::vector<compress_report> feed(Prompt& p, host const& on, text const& x, preset const& chosen, budget limit,
-    std::vector<cpu::cache<half>>& caches, feeding const& how = {})
-{
-    // The window's tokens are left out by the caller where the prompt cannot know them.
-    index_t const end = how.beyond > 0 ? std::max<index_t>(x.tokens - chosen.window, 0) : x.tokens;
-    for (index_t first = 0; first < end; first += how.part)
-    {
-        for (index_t l = 0; l < x.layers; ++l)
-        {
-            p.read_chunk(on, l, first, x.part(l, first, std::min(how.part, end - first)));
-        }
-    }
-    for (index_t l = x.layers; l-- > 0;) { p.finish_layer(on, l, x.whole(l)); }
-    p.allocate(on, limit);
-    std::vector<compress_report> reports;
-    for (index_t l = 0; l < x.layers; ++l)
-    {
-        reports.push_back(p.pack(on, l, x.whole(l), caches[static_cast<std::size_t>(l)]));
-    }
-    return reports;
-}
-
-std::vector<cpu::cache<half>> room_for(text const& x)
-{
-    return std::vector<cpu::cache<half>>(static_cast<std::size_t>(x.layers));
-}
-
-/// By one workspace for everything.
-std::vector<contents> by_prompt(
-    text const& x, preset const& chosen, budget limit, cpu::executor_ref threads = {}, feeding const& how = {})
-{
-    auto caches = room_for(x);
-    auto shape  = x.shape();
-    shape.tokens += how.beyond;
-    support::run(
-        [&](host const& on) {
-            prompt<host, half> p{on, chosen, shape};
-            feed(p, on, x, chosen, limit, caches, how);
-        },
-        threads);
-    return contents_of(caches);
-}
-
-/// Rows of a rank's heads.
-rows cut(rows r, index_t first, index_t heads)
-{
-    r.queries = slice<0>(r.queries, first * text::group, heads * text::group);
-    r.keys    = slice<0>(r.keys, first, heads);
-    r.values  = slice<0>(r.values, first, heads);
-    if (r.lse) { r.lse = slice<0>(*r.lse, first * text::group, heads * text::group); }
-    return r;
-}
-
-/// The arena of each layer over ranks, of which each has the heads from one cut to the next, in the order of one rank.
-std::vector<store> over_ranks(text const& x, preset const& chosen, budget limit, std::vector<index_t> const& cuts)
-{
-    support::rank_team team{static_cast<int>(cuts.size()) - 1};
-    std::vector<std::vector<contents>> made(cuts.size() - 1);
-    auto const errors = support::on_ranks(team, [&](support::thread_rank const& rank) {
-        auto const r        = static_cast<std::size_t>(rank.number);
-        index_t const first = cuts[r];
-        ranks const all     = rank.with(first, x.shape().heads);
-        auto shape          = x.shape();
-        shape.heads         = cuts[r + 1] - first;
-        shape.ranks         = &all;
-        auto caches         = room_for(x);
-        support::run([&](host const& on) {
-            prompt<host, half> p{on, chosen, shape};
-            for (index_t l = 0; l < x.layers; ++l)
-            {
-                for (index_t at = 0; at < x.tokens; at += feeding{}.part) // as by_prompt does
-                {
-                    index_t const n = std::min(feeding{}.part, x.tokens - at);
-                    p.read_chunk(on, l, at, cut(x.part(l, at, n), first, shape.heads));
-                }
-                p.finish_layer(on, l, cut(x.whole(l), first, shape.heads));
-            }
-            p.allocate(on, limit);
-            for (index_t l = 0; l < x.layers; ++l)
-            {
-                p.pack(on, l, cut(x.whole(l), first, shape.heads), caches[static_cast<std::size_t>(l)]);
-            }
-        });
-        made[r] = contents_of(caches);
-    });
-    for (std::string const& error : errors) { CHECK(error == ""); }
-    std::vector<store> all(static_cast<std::size_t>(x.layers));
-    for (auto const& of_rank : made)
-    {
-        for (std::size_t l = 0; l < of_rank.size(); ++l)
-        {
-            all[l].insert(all[l].end(), of_rank[l].arena.begin(), of_rank[l].arena.end());
-        }
-    }
-    return all;
-}
-
-/// Values of a layer's tokens before the window, refitted to its blocks' rows; as they are if it has too few of these.
-tensor<half, 3> refitted(text const& x, index_t l, preset const& p, in_view<std::uint8_t, 2, host> rungs, index_t extra,
-    cpu::cache<half>& cache)
-{
-    rows const all         = x.whole(l);
-    refit_part const& part = *p.refitted;
-    index_t const each     = part.each(text::group);
-    index_t const end      = (x.tokens - part.span) / part.apart;
-    index_t const begin    = std::max<index_t>(end - part.blocks, 0);
-    tensor<half, 3> values{{x.heads, rungs.extent(1), text::value_dim}};
-    for (index_t h = 0; h < x.heads; ++h)
-    {
-        for (index_t i = 0; i < rungs.extent(1); ++i)
-        {
-            for (index_t d = 0; d < text::value_dim; ++d) { values.set(all.values(h, i, d), h, i, d); }
-        }
-    }
-    if (x.count() < part.span || begin >= end) { return values; }
-    tensor<half, 3> queries{{x.heads * text::group, (end - begin + 1) * each, text::dim}};
-    auto const& own = x.all[static_cast<std::size_t>(l)].queries;
-    for (index_t b = begin; b <= end; ++b)
-    {
-        index_t const first = b < end ? part.first(b) : x.tokens - part.span;
-        for (index_t i = 0; i < each * queries.extent(0) * text::dim; ++i)
-        {
-            index_t const q = i / text::dim / each, j = i / text::dim % each, d = i % text::dim;
-            queries.set(own.get(q, first + j * part.step(text::group), d), q, (b - begin) * each + j, d);
-        }
-    }
-    support::run([&](host const& on) {
-        refit(on, queries.in(), all.keys, all.values, rungs, cache.view(),
-            {.rows = part, .first = part.first(begin), .stand_ins = extra, .scale = p.scale}, values.out());
-    });
-    return values;
-}
+using support::with_refit;
+using host     = cpu::backend;
+using rows     = prompt_rows<host, half>;
+using text     = support::text<half>;
+using caches   = std::vector<cpu::cache<half>>;
+using contents = support::cache_contents<half>;
 
 /// The stages one after another, as docs/method.md describes them.
-std::vector<contents> by_hand(text const& x, preset const& p, budget limit, index_t part = 128)
+template <class T>
+struct stages_by_hand
 {
-    index_t const L = x.layers, H = x.heads, D = text::dim, Dv = text::value_dim;
-    auto const R         = static_cast<index_t>(p.ratios.size());
-    index_t const window = std::min(p.window, x.tokens);
-    index_t const N      = x.tokens - window;
-    index_t const Q      = std::min(p.queries, x.count());
-    layer_shape const shape{H, text::group, N, window, {D, Dv}, 2};
+    support::text<T> const& x;
+    preset const& p;
+    index_t L = x.layers, H = x.heads, D = x.dims.keys, Dv = x.dims.values;
+    index_t R = static_cast<index_t>(p.ratios.size());
+    index_t W = std::min(p.window, x.tokens);
+    index_t N = x.tokens - W;
+    index_t Q = std::min(p.queries, x.last);
+    workspace scratch{support::nan_memory{}};
+    host on{&scratch};
+    std::vector<tensor<float, 3>> key_bases{}, value_bases{}, channels{};
     tensor<float, 4> losses{{L, H, R, N}};
     tensor<leverage_sum, 1> leverages{{x.tokens}};
-    leverages.assign(std::vector<leverage_sum>(static_cast<std::size_t>(x.tokens)));
-    std::vector<tensor<float, 3>> key_bases, value_bases, channels;
-    auto const of = [&](index_t l) { return detail::item_of(losses.out(), l); };
-    for (index_t l = 0; l < L; ++l)
+    tensor<std::uint8_t, 2> rungs{{L * H, N}};
+
+    /// Bases, channels, leverages and losses of a layer of which parts of so many tokens were read.
+    void read(index_t l, index_t part)
     {
-        rows const all     = x.whole(l);
-        auto const queries = slice<1>(all.queries, x.count() - Q, Q);
-        auto const keys = slice<1>(all.keys, 0, N), values = slice<1>(all.values, 0, N);
-        key_bases.emplace_back(std::array<index_t, 3>{p.ratios.any_projected() ? H : 0, D, D});
-        value_bases.emplace_back(std::array<index_t, 3>{p.ratios.any_projected() ? H : 0, Dv, Dv});
+        auto const all     = x.whole(l);
+        auto const queries = slice<1>(all.queries, x.last - Q, Q);
+        auto const keys    = slice<1>(all.keys, 0, N);
+        auto const values  = slice<1>(all.values, 0, N);
+        auto const found   = detail::item_of(losses.out(), l);
+        bool const bases   = p.ratios.any_projected();
+        key_bases.emplace_back(std::array<index_t, 3>{bases ? H : 0, D, D});
+        value_bases.emplace_back(std::array<index_t, 3>{bases ? H : 0, Dv, Dv});
         channels.emplace_back(std::array<index_t, 3>{p.ratios.any_rotated() ? H : 0, 3, D});
-        if (N == 0) { continue; }
-        if (p.ratios.any_projected())
+        if (N == 0) { return; }
+        tensor<float, 2> energy{{H, D}}, value_energy{{H, Dv}};
+        if (bases)
         {
-            tensor<float, 2> energy{{H, D}}, value_energy{{H, Dv}};
-            support::run([&](host const& on) { fit_basis(on, keys, key_bases.back().out(), energy.out()); });
-            support::run([&](host const& on) { fit_basis(on, values, value_bases.back().out(), value_energy.out()); });
+            fit_basis(on, keys, key_bases.back().out(), energy.out());
+            fit_basis(on, values, value_bases.back().out(), value_energy.out());
         }
-        if (p.ratios.any_rotated())
-        {
-            support::run([&](host const& on) { fit_channels(on, queries, keys, channels.back().out()); });
-        }
-        if (p.leverage_power() > 0)
-        {
-            support::run([&](host const& on) { add_leverage(on, all.keys, leverages.out()); });
-        }
+        if (p.ratios.any_rotated()) { fit_channels(on, queries, keys, channels.back().out()); }
+        if (p.leverage_power() > 0) { add_leverage(on, all.keys, leverages.out()); }
         tensor<float, 3> replayed{{H, R, N}}, scored{{H, R, N}}, pooled{{H, R, N}};
         for (index_t begin = 0; p.replayed && begin < N; begin += part)
         {
             for (index_t first = begin; first < std::min(begin + part, N); first += p.replayed->chunk)
             {
                 index_t const n  = std::min({p.replayed->chunk, begin + part - first, N - first});
-                rows const chunk = x.part(l, first, n);
-                support::run([&](host const& on) {
-                    replay(on, chunk.queries, chunk.keys, chunk.values,
-                        slice<1>(all.keys, 0, std::min(first, p.replayed->sinks)), p.ratios, p.replay<host>({}),
-                        slice<2>(replayed.out(), first, n));
-                });
+                auto const chunk = x.part(l, first, n);
+                replay(on, chunk.queries, chunk.keys, chunk.values,
+                    slice<1>(all.keys, 0, std::min(first, p.replayed->sinks)), p.ratios, p.replay<host>({}),
+                    slice<2>(replayed.out(), first, n));
             }
         }
-        if (!p.last_queries_score())
-        {
-            support::run([&](host const& on) { pool(on, replayed.in(), p.pooling, of(l)); });
-            continue;
-        }
+        if (!p.last_queries_score()) { return pool(on, replayed.in(), p.pooling, found); }
         tensor<float, 1> weights{{Q}};
         for (index_t q = 0; q < Q; ++q) { weights.set(p.query_weight(q, Q), q); }
-        support::run([&](host const& on) {
-            score(on, queries, keys, values, slice<1>(all.keys, N, window), key_bases.back().in(),
-                value_bases.back().in(), p.ratios,
-                {.scale              = p.scale,
-                    .lse             = slice<1>(*all.lse, x.count() - Q, Q),
-                    .query_weights   = weights.in(),
-                    .norm            = p.replayed ? p.replayed->last : row_norm::sum,
-                    .uniform_queries = p.uniform_queries(Q)},
-                scored.out());
-        });
-        support::run([&](host const& on) { pool(on, scored.in(), p.pooling, p.replayed ? pooled.out() : of(l)); });
-        if (p.replayed)
-        {
-            support::run([&](host const& on) { join(on, replayed.in(), pooled.in(), p.replayed->join, of(l)); });
-        }
+        score(on, queries, keys, values, slice<1>(all.keys, N, W), key_bases.back().in(), value_bases.back().in(),
+            p.ratios,
+            {.scale              = p.scale,
+                .lse             = slice<1>(*all.lse, x.last - Q, Q),
+                .query_weights   = weights.in(),
+                .norm            = p.replayed ? p.replayed->last : row_norm::sum,
+                .uniform_queries = p.uniform_queries(Q)},
+            scored.out());
+        pool(on, scored.in(), p.pooling, p.replayed ? pooled.out() : found);
+        if (p.replayed) { join(on, replayed.in(), pooled.in(), p.replayed->join, found); }
     }
-    tensor<std::uint8_t, 2> rungs{{L * H, N}};
-    index_t const bytes = limit.in_bytes(shape);
-    bool const whole    = bytes >= shape.full_bytes();
-    bool const codes    = p.ratios.any_rotated(); // bit_ratios: 4 bits are rung 1, 8 bits rung 2
-    index_t const coded = codes ? H * (window * p.ratios.bytes(2, {D, Dv}, 2) + channel_bytes({D, Dv}, 2)) : 0;
-    bool in_codes = codes && !whole && shape.window_bytes() * p.window_part > bytes && coded < shape.window_bytes();
-    bool small    = codes && p.coded_stand_ins; // stand-ins in 4 bits
-    bool any      = false;                      // some token is dropped
-    index_t spend = 0, one = 0, extra = 0;      // bytes for tokens, bytes of a stand-in, and how many of them
-    auto const plan = [&] {
-        spend               = bytes - (in_codes ? coded - H * channel_bytes({D, Dv}, 2) : shape.window_bytes());
-        one                 = small ? p.ratios.bytes(1, {D, Dv}, 2) : shape.token_bytes();
-        bool const fewer    = p.coded_stand_ins && !small;
-        index_t const most  = fewer ? p.stand_ins / 4 : p.stand_ins;
-        index_t const share = p.stand_in_part * (fewer ? 2 : 1);
-        extra               = p.ratios.can_drop() ? stand_ins_within(most, bytes, share, H, one) : 0;
-        extra               = H * one * extra <= spend ? extra : 0;
-    };
-    plan();
-    if (whole)
+
+    /// Rungs of some layers, the same bytes for each.
+    allocation choose(index_t first, index_t layers, index_t bytes)
     {
-        rungs.assign(std::vector<std::uint8_t>(static_cast<std::size_t>(L * H * N), static_cast<std::uint8_t>(R - 1)));
+        tensor<index_t, 1> most{{1}};
+        tensor<allocation, 1> report{{1}};
+        most.set(layers * bytes, 0);
+        allocate(on,
+            {in(on, std::as_const(losses).data() + first * H * R * N, layers * H, R, N),
+                slice<0>(rungs.out(), first * H, layers * H)},
+            rung_costs{p.ratios, x.dims, sizeof(T)}, most.in(), {.charge = p.charge}, report.out());
+        return report.get(0);
     }
-    else
+
+    /// Values of a layer's tokens before the window, refitted to its blocks' rows; as they are if it has too few of these.
+    tensor<T, 3> refitted(index_t l, in_view<std::uint8_t, 2, host> chosen, index_t extra, cpu::cache<T>& cache)
     {
-        if (p.shared)
+        auto const all         = x.whole(l);
+        refit_part const& part = *p.refitted;
+        index_t const each     = part.each(x.group);
+        index_t const end      = (x.tokens - part.span) / part.apart;
+        index_t const begin    = std::max<index_t>(end - part.blocks, 0);
+        tensor<T, 3> values{{H, chosen.extent(1), Dv}};
+        for (index_t i = 0; i < values.count(); ++i)
         {
-            support::run(
-                [&](host const& on) { balance(on, losses.out(), p.balance<host>(slice<0>(leverages.in(), 0, N))); });
+            index_t const h = i / Dv / chosen.extent(1), t = i / Dv % chosen.extent(1);
+            values.set(all.values(h, t, i % Dv), h, t, i % Dv);
         }
-        index_t const parts = p.shared ? 1 : L;
-        index_t const heads = L / parts * H;
-        std::vector<allocation> found(static_cast<std::size_t>(parts));
-        auto const choose = [&](index_t i, index_t each) {
-            tensor<index_t, 1> most{{1}};
-            tensor<allocation, 1> report{{1}};
-            most.set(L / parts * each, 0);
-            support::run([&](host const& on) {
-                allocate(on,
-                    {in(on, std::as_const(losses).data() + i * heads * R * N, heads, R, N),
-                        slice<0>(rungs.out(), i * heads, heads)},
-                    rung_costs{p.ratios, {D, Dv}, 2}, most.in(), {.charge = p.charge}, report.out());
-            });
-            found[static_cast<std::size_t>(i)] = report.get(0);
+        if (x.last < part.span || begin >= end) { return values; }
+        tensor<T, 3> queries{{H * x.group, (end - begin + 1) * each, D}};
+        auto const& own = x.all[static_cast<std::size_t>(l)].queries;
+        for (index_t i = 0; i < queries.count(); ++i)
+        {
+            index_t const q = i / D / queries.extent(1), row = i / D % queries.extent(1), b = begin + row / each;
+            index_t const first = b < end ? part.first(b) : x.tokens - part.span;
+            queries.set(own.get(q, first + row % each * part.step(x.group), i % D), q, row, i % D);
+        }
+        refit(on, queries.in(), all.keys, all.values, chosen, cache.view(),
+            {.rows = part, .first = part.first(begin), .stand_ins = extra, .scale = p.scale}, values.out());
+        return values;
+    }
+
+    std::vector<support::cache_contents<T>> made(budget limit, index_t part)
+    {
+        leverages.assign(std::vector<leverage_sum>(static_cast<std::size_t>(x.tokens)));
+        for (index_t l = 0; l < L; ++l) { read(l, part); }
+        layer_shape const shape{H, x.group, N, W, x.dims, sizeof(T)};
+        index_t const bytes  = limit.in_bytes(shape);
+        bool const whole     = bytes >= shape.full_bytes() && p.ratios.full_rung() < p.ratios.size();
+        bool const codes     = p.ratios.any_rotated(); // bit_ratios: 4 bits are rung 1, 8 bits rung 2
+        index_t const around = codes ? H * channel_bytes(x.dims, sizeof(T)) : 0;
+        index_t const coded  = codes ? H * W * p.ratios.bytes(2, x.dims, sizeof(T)) : 0;
+        bool in_codes =
+            codes && !whole && shape.window_bytes() * p.window_part > bytes && coded + around < shape.window_bytes();
+        bool small    = codes && p.coded_stand_ins; // stand-ins in 4 bits
+        bool any      = false;                      // some token is dropped
+        index_t spend = 0, one = 0, extra = 0;      // bytes for tokens, bytes of a stand-in, and how many of them
+        auto const plan = [&] {
+            spend               = bytes - (in_codes ? coded : shape.window_bytes());
+            one                 = small ? p.ratios.bytes(1, x.dims, sizeof(T)) : shape.token_bytes();
+            bool const fewer    = p.coded_stand_ins && !small;
+            index_t const most  = fewer ? p.stand_ins / 4 : p.stand_ins;
+            index_t const share = p.stand_in_part * (fewer ? 2 : 1);
+            extra               = p.ratios.can_drop() ? stand_ins_within(most, bytes, share, H, one) : 0;
+            extra               = H * one * extra <= spend ? extra : 0;
         };
-        for (index_t i = 0; i < parts; ++i) { choose(i, spend); }
-        index_t cheap = 0, costly = 0; // tokens in 4 bits, and in more
-        for (allocation const& each : found)
+        plan();
+        if (whole)
         {
-            cheap += each.tokens[1];
-            costly += each.tokens[2] + each.tokens[3];
+            rungs.assign(
+                std::vector<std::uint8_t>(static_cast<std::size_t>(L * H * N), static_cast<std::uint8_t>(R - 1)));
         }
-        if ((in_codes || small) && cheap < costly)
+        else
         {
-            in_codes = in_codes && bytes < shape.window_bytes();
-            small    = false;
-            plan();
-            for (index_t i = 0; i < parts; ++i) { choose(i, spend); }
+            if (p.shared) { balance(on, losses.out(), p.balance<host>(slice<0>(leverages.in(), 0, N))); }
+            index_t const layers = p.shared ? L : 1;
+            allocation total;
+            auto const choose_all = [&](index_t each) {
+                total = {};
+                for (index_t l = 0; l < L; l += layers)
+                {
+                    auto const found = choose(l, layers, each);
+                    for (std::size_t r = 0; r < max_rungs; ++r) { total.tokens[r] += found.tokens[r]; }
+                }
+            };
+            choose_all(spend);
+            if ((in_codes || small) && total.tokens[1] < total.tokens[2] + total.tokens[3])
+            {
+                in_codes = in_codes && bytes < shape.window_bytes();
+                small    = false;
+                plan();
+                choose_all(spend);
+            }
+            any = total.tokens[0] > 0;
+            if (any && extra > 0) { choose_all(spend - H * one * extra); }
         }
-        for (index_t i = 0; i < parts; ++i)
+        extra              = any ? extra : 0;
+        index_t const rest = in_codes ? 0 : W; // tokens without a rung
+        index_t const n    = x.tokens - rest;
+        tensor<std::uint8_t, 2> all_rungs{{L * H, n}};
+        for (index_t i = 0; i < L * H * n; ++i)
         {
-            auto const& dropped = found[static_cast<std::size_t>(i)].tokens[0];
-            if (dropped > 0 && extra > 0) { choose(i, spend - H * one * extra); }
-            any = any || dropped > 0;
+            all_rungs.set(i % n < N ? rungs.get(i / n, i % n) : std::uint8_t{2}, i / n, i % n);
         }
-    }
-    extra              = any ? extra : 0;
-    index_t const rest = in_codes ? 0 : window; // tokens without a rung
-    tensor<std::uint8_t, 2> all_rungs{{L * H, x.tokens - rest}};
-    for (index_t h = 0; h < L * H; ++h)
-    {
-        for (index_t i = 0; i < x.tokens - rest; ++i)
+        std::vector<cpu::cache<T>> packed;
+        for (index_t l = 0; l < L; ++l)
         {
-            all_rungs.set(i < N ? rungs.get(h, i) : std::uint8_t{2}, h, i);
-        }
-    }
-    std::vector<cpu::cache<half>> caches;
-    for (index_t l = 0; l < L; ++l)
-    {
-        rows const all    = x.whole(l);
-        auto const i      = static_cast<std::size_t>(l);
-        auto const chosen = slice<0>(all_rungs.in(), l * H, H);
-        index_t const n   = x.tokens - rest;
-        auto const keys = slice<1>(all.keys, 0, n), values = slice<1>(all.values, 0, n);
-        cache_layout layout{p.ratios, H, rest, {D, Dv}, p.scale};
-        if (small && extra > 0) { layout.stand_in_run = 1; }
-        index_t size = 0;
-        support::run([&](host const& on) { size = packed_bytes<half>(on, chosen, layout, extra); });
-        caches.emplace_back(layout, size);
-        tensor<float, 3> made_keys{{H, extra, D}}, made_values{{H, extra, Dv}};
-        index_t const by = std::min(stand_in_queries, x.count());
-        support::run([&](host const& on) {
-            stand_in(on, slice<1>(all.queries, x.count() - by, by), keys, values, chosen,
-                slice<1>(*all.lse, x.count() - by, by), x.tokens, p.stand_in(), made_keys.out(), made_values.out());
-        });
-        auto const pack_with = [&](in_view<half, 3, host> const& stored) {
-            support::run([&](host const& on) {
+            auto const all    = x.whole(l);
+            auto const i      = static_cast<std::size_t>(l);
+            auto const chosen = slice<0>(all_rungs.in(), l * H, H);
+            auto const keys   = slice<1>(all.keys, 0, n);
+            auto const values = slice<1>(all.values, 0, n);
+            cache_layout layout{p.ratios, H, rest, x.dims, p.scale};
+            if (small && extra > 0) { layout.stand_in_run = 1; }
+            packed.emplace_back(layout, packed_bytes<T>(on, chosen, layout, extra));
+            tensor<float, 3> made_keys{{H, extra, D}}, made_values{{H, extra, Dv}};
+            index_t const by = std::min(stand_in_queries, x.last);
+            stand_in(on, slice<1>(all.queries, x.last - by, by), keys, values, chosen,
+                slice<1>(*all.lse, x.last - by, by), x.tokens, p.stand_in(), made_keys.out(), made_values.out());
+            auto const pack_with = [&](in_view<T, 3, host> const& stored) {
                 pack(on, keys, stored, slice<1>(all.keys, n, rest), slice<1>(all.values, n, rest), key_bases[i].in(),
-                    value_bases[i].in(), chosen, caches.back().view(),
+                    value_bases[i].in(), chosen, packed.back().view(),
                     N == 0 ? in_view<float, 3, host>{} : channels[i].in(), made_keys.in(), made_values.in());
-            });
-        };
-        pack_with(values);
-        if (p.refitted && !whole) { pack_with(refitted(x, l, p, chosen, extra, caches.back()).in()); }
+            };
+            pack_with(values);
+            if (p.refitted && !whole) { pack_with(refitted(l, chosen, extra, packed.back()).in()); }
+        }
+        return contents_of(packed);
     }
-    return contents_of(caches);
-}
+};
 
-/// Each layer by one call.
-std::vector<contents> by_compress(text const& x, preset const& p, budget limit)
+template <class T>
+support::outcome<T> by_hand(support::text<T> const& x, preset const& p, budget limit, index_t part = 128)
 {
-    std::vector<cpu::cache<half>> caches(static_cast<std::size_t>(x.layers));
-    for (index_t l = 0; l < x.layers; ++l)
-    {
-        support::run([&](host const& on) { compress(on, x.whole(l), p, limit, caches[static_cast<std::size_t>(l)]); });
-    }
-    return contents_of(caches);
+    return {stages_by_hand<T>{x, p}.made(limit, part)};
 }
 
-/// A preset with blocks so short that these prompts have several.
-preset with_refit(preset p)
-{
-    p.refitted = {.blocks = 2, .apart = 45, .span = 16, .rows = 9};
-    return p;
-}
-
-/// The presets as they are, and with chunks so short that these prompts have several.
+/// The presets as they are, with chunks so short that these prompts have several, and of one's own: one budget with projections,
+/// stand-ins with a budget for each layer, a scale and no window, replayed rows with a budget for each layer, codes beside
+/// projections, and sets without a rung for no or all coordinates.
 std::vector<preset> all_presets()
 {
-    std::vector<preset> all;
-    for (preset p : {presets::by_window, presets::best, presets::any_question, presets::paper})
+    std::vector<preset> all{presets::by_window, presets::paper, presets::paper_literal, presets::evict};
+    for (preset p : {presets::best, presets::any_question})
     {
         all.push_back(p);
-        if (!p.replayed) { continue; }
         p.replayed->chunk = 50;
-        all.push_back(p);
         all.push_back(with_refit(p));
     }
+    auto const add = [&](preset p, void (*change)(preset&)) {
+        change(p);
+        all.push_back(p);
+    };
+    add(presets::paper, [](preset& p) { p.shared = sharing_part{}; });
+    add(presets::paper, [](preset& p) { p.ratios = ratio_set{drop, fraction(1, 4)}; });
+    add(presets::paper, [](preset& p) { p.ratios = ratio_set{fraction(1, 4), full}; });
+    add(presets::by_window, [](preset& p) { p.stand_ins = 3; });
+    add(presets::by_window, [](preset& p) {
+        p.ratios = ratio_set{drop, fraction(1, 4).as(storage::int8), full_int4, full_int8, full};
+    });
+    add(presets::any_question, [](preset& p) { p.shared = std::nullopt; });
+    add(presets::best, [](preset& p) {
+        p.scale           = 0.1F;
+        p.window          = 0;
+        p.replayed->sinks = 0;
+    });
     return all;
+}
+
+/// The heads of ranks: from number `first` on, n of them.
+std::vector<text> parts_of(text const& x, std::vector<std::array<index_t, 2>> const& heads)
+{
+    std::vector<text> parts;
+    for (auto const& [first, n] : heads)
+    {
+        support::text_sizes own = x;
+        own.heads               = n;
+        text& part              = parts.emplace_back(own);
+        auto const take         = [&x, begin = first](auto const& from, auto& to) {
+            auto const all = from.elements();
+            to.assign(std::span{all}.subspan(
+                static_cast<std::size_t>(from.count() / x.heads * begin), static_cast<std::size_t>(to.count())));
+        };
+        for (std::size_t l = 0; l < x.all.size(); ++l)
+        {
+            take(x.all[l].queries, part.all[l].queries);
+            take(x.all[l].keys, part.all[l].keys);
+            take(x.all[l].values, part.all[l].values);
+            take(x.lse[l], part.lse[l]);
+        }
+    }
+    return parts;
+}
+
+/// The caches of each rank of a prompt of 5 heads, or as many as are said.
+std::vector<caches> over_ranks(std::vector<text> const& parts, std::vector<std::array<index_t, 2>> const& split,
+    preset const& p, budget limit, index_t heads = 5, void (*change)(ranks&, int rank) = nullptr)
+{
+    support::rank_team team{static_cast<int>(parts.size())};
+    std::vector<caches> made(parts.size());
+    auto const errors = support::on_ranks(team, [&](support::thread_rank const& rank) {
+        auto const r = static_cast<std::size_t>(rank.number);
+        ranks all    = rank.with(split[r][0], heads);
+        if (change != nullptr) { change(all, rank.number); }
+        made[r].resize(parts[r].all.size());
+        by_prompt(parts[r], p, limit, {.ranks = &all, .to = &made[r]});
+    });
+    for (std::string const& error : errors) { CHECK(error == ""); }
+    return made;
 }
 
 } // namespace
 
-TEST_CASE("a prompt is its stages one after another, bit for bit, whatever its length, layers and budget")
+TEST_CASE_TEMPLATE(
+    "a prompt, and compress of a layer, are their stages one after another, bit for bit", T, float, half, bfloat16)
 {
-    for (index_t const tokens : {3, 20, 300})
+    bool const most = std::same_as<T, half>; // element types differ in stages alone
+    for (auto const& [layers, tokens] : {std::array<index_t, 2>{1, 120}, {1, 3}, {3, 20}, {1, 300}, {3, 300}})
     {
-        for (index_t const layers : {1, 3})
+        if (tokens != 120 && !most) { continue; }
+        support::text<T> const x{{.layers = layers, .tokens = tokens, .last = layers == 1 ? tokens : 70}};
+        index_t const part = layers == 1 ? tokens : 128;
+        for (preset const& p : all_presets())
         {
-            text const x{layers, tokens};
-            for (preset const& p : all_presets())
+            for (budget const limit :
+                {p.ratios.can_drop() ? budget::fraction(1, 3) : budget::fraction(2, 3), budget::fraction(1, 1)})
             {
-                for (budget const limit : {budget::fraction(1, 3), budget::fraction(1, 1)})
-                {
-                    layer_shape const shape{2, 2, 0, std::min(p.window, tokens), {32, 48}, 2};
-                    layer_shape const whole{2, 2, tokens, 0, {32, 48}, 2};
-                    if (limit.in_bytes(whole) < shape.window_bytes()) { continue; }
-                    CAPTURE(p.name);
-                    CAPTURE(p.replayed.value_or(replay_part{}).chunk);
-                    CAPTURE(tokens);
-                    CAPTURE(layers);
-                    CHECK(by_prompt(x, p, limit) == by_hand(x, p, limit));
-                }
+                CAPTURE(std::string{p.name});
+                CAPTURE(p.ratios.size());
+                CAPTURE(tokens);
+                CAPTURE(layers);
+                layer_shape const shape{2, 2, tokens, 0, {32, 48}, sizeof(T)};
+                if (limit.in_bytes(shape) < std::min(p.window, tokens) * x.token_bytes()) { continue; }
+                auto const want = by_hand(x, p, limit, part);
+                CHECK(by_prompt(x, p, limit, {.part = part}) == want);
+                if (layers > 1 && (p.shared || p.replayed)) { continue; }
+                CHECK(by_compress(x, p, limit) == want);
             }
         }
     }
@@ -545,23 +350,35 @@ TEST_CASE("a prompt is its stages one after another, bit for bit, whatever its l
 
 TEST_CASE("one budget over 1, 2, 3 and 5 ranks, of which some have no heads, makes the caches of one rank, bit for bit")
 {
-    text const x{3, 250, 5};
-    std::vector<std::vector<index_t>> const splits{
-        {0, 5}, {0, 2, 5}, {0, 1, 1, 5}, {0, 1, 2, 3, 4, 5}, {0, 0, 4, 5, 5, 5}};
+    text const x{{.layers = 3, .tokens = 250, .heads = 5}};
     preset projected = presets::paper;
     projected.shared = presets::best.shared;
-    for (preset const& p : {presets::best, with_refit(presets::best), presets::any_question, projected,
-             presets::by_window, presets::paper})
+    std::vector<preset> const all{
+        presets::best, with_refit(presets::best), presets::any_question, projected, presets::by_window, presets::paper};
+    std::vector<std::vector<std::array<index_t, 2>>> const splits{{{0, 5}}, {{0, 2}, {2, 3}}, {{0, 1}, {1, 0}, {1, 4}},
+        {{0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 1}}, {{0, 0}, {0, 4}, {4, 1}, {5, 0}, {5, 0}}};
+    std::vector<std::vector<text>> parts;
+    for (auto const& heads : splits) { parts.push_back(parts_of(x, heads)); }
+    for (preset const& p : all)
     {
         for (budget const limit : {budget::fraction(1, 4), budget::fraction(1, 1)})
         {
-            std::vector<store> one;
-            for (contents const& of_layer : by_prompt(x, p, limit)) { one.push_back(of_layer.arena); }
-            for (auto const& cuts : splits)
+            auto const one = by_prompt(x, p, limit).caches;
+            for (std::size_t s = 0; s < splits.size(); ++s)
             {
-                CAPTURE(p.name);
-                CAPTURE(cuts.size());
-                CHECK(over_ranks(x, p, limit, cuts) == one);
+                CAPTURE(std::string{p.name});
+                CAPTURE(s);
+                auto const made = over_ranks(parts[s], splits[s], p, limit);
+                for (std::size_t l = 0; l < 3; ++l)
+                {
+                    std::vector<std::byte> joined;
+                    for (caches const& of_rank : made)
+                    {
+                        auto const arena = contents{of_rank[l]}.arena;
+                        joined.insert(joined.end(), arena.begin(), arena.end());
+                    }
+                    CHECK(joined == one[l].arena);
+                }
             }
         }
     }
@@ -569,64 +386,35 @@ TEST_CASE("one budget over 1, 2, 3 and 5 ranks, of which some have no heads, mak
 
 TEST_CASE("a rank whose heads another one has, too, and that gives zeros to the sums, chooses the same rungs")
 {
-    text const x{2, 250};
+    text const x{{.layers = 2}};
+    auto const parts = parts_of(x, {{0, 2}, {0, 2}});
     for (preset const& p : {presets::best, presets::any_question})
     {
-        support::rank_team team{2};
-        std::vector<std::vector<contents>> made(2);
-        auto const errors = support::on_ranks(team, [&](support::thread_rank const& rank) {
-            ranks all = rank.with(0, x.heads);
-            if (rank.number == 1)
-            {
-                all.sum = [](void* state, std::int64_t* numbers, index_t n) {
-                    std::fill_n(numbers, n, 0);
-                    auto const& replica = *static_cast<support::thread_rank const*>(state);
-                    replica.all.sum(replica.number, numbers, n);
-                };
-            }
-            auto shape  = x.shape();
-            shape.ranks = &all;
-            auto caches = room_for(x);
-            support::run([&](host const& on) {
-                prompt<host, half> one{on, p, shape};
-                feed(one, on, x, p, budget::fraction(1, 4), caches);
-            });
-            made[static_cast<std::size_t>(rank.number)] = contents_of(caches);
+        auto const made = over_ranks(parts, {{0, 2}, {0, 2}}, p, budget::fraction(1, 4), 2, [](ranks& all, int rank) {
+            if (rank == 0) { return; }
+            all.sum = [](void* state, std::int64_t* numbers, index_t n) {
+                std::fill_n(numbers, n, 0);
+                auto const& replica = *static_cast<support::thread_rank const*>(state);
+                replica.all.sum(replica.number, numbers, n);
+            };
         });
-        for (std::string const& error : errors) { CHECK(error == ""); }
-        auto const one = by_prompt(x, p, budget::fraction(1, 4));
-        for (auto const& caches : made) { CHECK(caches == one); }
+        auto const one  = by_prompt(x, p, budget::fraction(1, 4)).caches;
+        for (caches const& of_rank : made) { CHECK(contents_of(of_rank) == one); }
     }
 }
 
 TEST_CASE("ranks fold within the bytes that their heads got, and within their part of the budget if everything fits")
 {
-    text const x{1, 250, 5};
+    text const x{{.heads = 5}};
+    auto const parts = parts_of(x, {{0, 2}, {2, 3}});
     for (preset const& p : {presets::best, presets::by_window})
     {
-        for (budget const limit : {budget::fraction(1, 4), budget::fraction(2, 1)})
+        for (auto const& [limit, fits] : {std::pair{budget::fraction(1, 4), false}, {budget::fraction(2, 1), true}})
         {
-            support::rank_team team{2};
-            std::vector<cpu::cache<half>> made(2);
-            auto const errors = support::on_ranks(team, [&](support::thread_rank const& rank) {
-                index_t const first = 2 * rank.number;
-                ranks const all     = rank.with(first, 5);
-                auto shape          = x.shape();
-                shape.heads         = rank.number == 0 ? 2 : 3;
-                shape.ranks         = &all;
-                workspace scratch{cpu::host_memory{}};
-                host const on{&scratch};
-                prompt<host, half> one{on, p, shape};
-                one.read_chunk(on, 0, 0, cut(x.part(0, 0, x.tokens), first, shape.heads));
-                one.finish_layer(on, 0, cut(x.whole(0), first, shape.heads));
-                one.allocate(on, limit);
-                one.pack(on, 0, cut(x.whole(0), first, shape.heads), made[static_cast<std::size_t>(rank.number)]);
-            });
-            for (std::string const& error : errors) { CHECK(error == ""); }
-            index_t const all = limit.in_bytes({5, text::group, x.tokens, 0, {text::dim, text::value_dim}, 2});
-            bool const fits   = all > 250 * 5 * (text::dim + text::value_dim) * 2;
-            CHECK(made[0].fold_limit == (fits ? all / 5 * 2 : made[0].arena_bytes()));
-            CHECK(made[1].fold_limit == (fits ? all / 5 * 3 : made[1].arena_bytes()));
+            auto const made   = over_ranks(parts, {{0, 2}, {2, 3}}, p, limit);
+            index_t const all = 2 * x.layer_bytes();
+            CHECK(made[0][0].fold_limit == (fits ? all / 5 * 2 : made[0][0].arena_bytes()));
+            CHECK(made[1][0].fold_limit == (fits ? all / 5 * 3 : made[1][0].arena_bytes()));
         }
     }
 }
@@ -638,9 +426,9 @@ TEST_CASE("a prompt over ranks of which one differs, or refuses its arguments, i
         preset p;
         prompt_shape<host> shape;
         ranks place;
-        budget limit  = budget::fraction(1, 4);
+        budget limit  = budget::fraction(1, 2);
         bool finishes = true;
-        half first_key{};
+        bool spoilt   = false; // by a key that is no number
     };
     struct difference
     {
@@ -650,7 +438,7 @@ TEST_CASE("a prompt over ranks of which one differs, or refuses its arguments, i
     };
     static std::array<double, 16> const frequencies{1, 0.5, 0.25};
     std::vector<difference> const all{{"heads of all ranks", [](call& x) { x.place.heads = 3; }},
-        {"tokens", [](call& x) { x.shape.tokens = 110; }}, {"D", [](call& x) { x.shape.dims.keys = 16; }},
+        {"tokens", [](call& x) { x.shape.tokens = 70; }}, {"D", [](call& x) { x.shape.dims.keys = 16; }},
         {"Dv", [](call& x) { x.shape.dims.values = 32; }},
         {"replayed", [](call& x) { x.p.replayed = x.p.replayed ? std::nullopt : presets::best.replayed; }},
         {"shared", [](call& x) { x.p.shared = x.p.shared ? std::nullopt : presets::best.shared; }},
@@ -691,46 +479,39 @@ TEST_CASE("a prompt over ranks of which one differs, or refuses its arguments, i
         {"limit", [](call& x) { x.limit = budget::fraction(1, 3); }},
         {"preset", [](call& x) { x.p = x.p.replayed ? presets::by_window : presets::best; }}};
 
-    std::map<index_t, text> const texts = [] {
-        std::map<index_t, text> made;
-        for (index_t const tokens : {100, 110}) { made.emplace(tokens, text{1, tokens}); }
-        return made;
-    }();
+    std::vector<text> texts;
+    for (auto const& [tokens, dim, value_dim] :
+        {std::array<index_t, 3>{60, 32, 48}, {70, 32, 48}, {60, 16, 48}, {60, 32, 32}, {60, 32, 48}})
+    {
+        texts.emplace_back(support::text_sizes{.tokens = tokens, .heads = 1, .dims = {dim, value_dim}});
+    }
+    texts.back().all[0].keys.set(half{0x7e00}, 0, 0, 0);
     auto const errors_with = [&](preset const& p, auto const& change) {
         support::rank_team team{2};
         return support::on_ranks(team, [&](support::thread_rank const& rank) {
-            call mine{p, texts.at(100).shape(), rank.with(rank.number, 2)};
-            mine.shape.heads = 1;
+            call mine{p, texts[0].shape(), rank.with(rank.number, 2)};
             if (rank.number == 1) { change(mine); }
             mine.shape.ranks = &mine.place;
-            text const& x    = texts.at(mine.shape.tokens);
+            text const& x =
+                mine.spoilt ? texts.back() : *std::find_if(texts.begin(), texts.end(), [&](text const& one) {
+                    return one.tokens == mine.shape.tokens && one.dims == mine.shape.dims;
+                });
             workspace scratch{support::nan_memory{}};
             host const on{&scratch};
-            tensor<half, 3> keys{{1, x.tokens, mine.shape.dims.keys}};
-            support::run([&](host const& with) {
-                run(with, detail::copy_rows<host, half>{
-                              slice<2>(cut(x.whole(0), rank.number, 1).keys, 0, mine.shape.dims.keys), keys.out()});
-            });
-            if (widen(mine.first_key) != 0) { keys.set(mine.first_key, 0, 0, 0); }
-            auto const part = [&](rows const& r) {
-                rows const heads   = cut(r, rank.number, 1);
-                auto const [D, Dv] = mine.shape.dims;
-                return rows{slice<2>(heads.queries, 0, D), keys.in(), slice<2>(heads.values, 0, Dv)};
-            };
             prompt<host, half> one{on, mine.p, mine.shape};
-            one.read_chunk(on, 0, 0, part(x.part(0, 0, x.tokens)));
-            if (mine.finishes) { one.finish_layer(on, 0, part(x.whole(0))); }
+            one.read_chunk(on, 0, 0, x.part(0, 0, x.tokens));
+            if (mine.finishes) { one.finish_layer(on, 0, x.whole(0)); }
             one.allocate(on, mine.limit);
         });
     };
     for (preset const& p : {presets::best, presets::any_question, presets::by_window})
     {
-        CAPTURE(p.name);
+        CAPTURE(std::string{p.name});
         for (std::string const& error : errors_with(p, [](call&) {})) { CHECK(error == ""); }
         for (difference const& one : all)
         {
             if (one.replayed.value_or(p.replayed.has_value()) != p.replayed.has_value()) { continue; }
-            CAPTURE(one.name);
+            CAPTURE(std::string{one.name});
             for (std::string const& error : errors_with(p, one.change))
             {
                 support::says(
@@ -745,7 +526,7 @@ TEST_CASE("a prompt over ranks of which one differs, or refuses its arguments, i
     auto errors = errors_with(presets::by_window, [](call& x) { x.finishes = false; });
     CHECK(errors[0] == "prompt::allocate: another rank refuses its arguments");
     CHECK(errors[1] == "prompt::allocate: layer 0 is not finished");
-    errors = errors_with(presets::best, [](call& x) { x.first_key = half{0x7e00}; });
+    errors = errors_with(presets::best, [](call& x) { x.spoilt = true; });
     CHECK(errors[0] == "prompt::finish_layer: another rank refuses its arguments");
     support::says(errors[1], "keys");
     errors = errors_with(presets::best, [](call& x) { x.limit = budget::bytes(1); });
@@ -753,55 +534,33 @@ TEST_CASE("a prompt over ranks of which one differs, or refuses its arguments, i
     support::says(errors[1], "cannot hold the window");
 }
 
-TEST_CASE("with a budget for each layer a prompt is compress of each layer, bit for bit")
+TEST_CASE(
+    "a workspace serves the next prompts without growth, however their lives cross, and none touches another's state")
 {
-    text const x{2, 250};
-    for (preset const& p : {presets::by_window, presets::paper, presets::paper_literal, presets::evict})
-    {
-        for (budget const limit : {budget::fraction(1, 4), budget::kv_size(100), budget::fraction(1, 1)})
-        {
-            CAPTURE(p.name);
-            CHECK(by_prompt(x, p, limit) == by_compress(x, p, limit));
-        }
-    }
-}
-
-TEST_CASE("compress of a preset that replays is a prompt of one layer with the queries of all tokens, bit for bit")
-{
-    text const x{1, 250};
-    for (preset const& chosen : {presets::best, presets::any_question})
-    {
-        preset p    = chosen;
-        p.stand_ins = 0; // they need the log-sum-exps of all queries
-        auto caches = room_for(x);
-        cpu::cache<half> one;
-        rows const all = x.part(0, 0, x.tokens);
-        support::run([&](host const& on) {
-            prompt<host, half> q{on, p, x.shape()};
-            q.read_chunk(on, 0, 0, all);
-            q.finish_layer(on, 0, all);
-            q.allocate(on, budget::fraction(1, 4));
-            q.pack(on, 0, all, caches[0]);
-        });
-        support::run([&](host const& on) { compress(on, all, p, budget::fraction(1, 4), one); });
-        CHECK(contents{one} == contents{caches[0]});
-    }
-}
-
-TEST_CASE("a workspace serves the next prompts without growth")
-{
-    text const x{2, 300};
-    workspace scratch{cpu::host_memory{}};
-    host const on{&scratch};
+    text const x{{.layers = 2, .tokens = 150}}, other{{.layers = 2, .tokens = 128, .rank = 5}};
+    auto const limit = budget::fraction(1, 4);
+    workspace scratch{support::nan_memory{}};
+    support::conditions<half> const one_workspace{.make = [&](char const*, auto const& call) { call(host{&scratch}); }};
     index_t grown = 0;
     for (int turn = 0; turn < 3; ++turn)
     {
         for (preset const& p : {presets::best, presets::by_window})
         {
-            auto caches = room_for(x);
-            prompt<host, half> one{on, p, x.shape()};
-            feed(one, on, x, p, budget::fraction(1, 4), caches);
-            CHECK(contents_of(caches) == by_prompt(x, p, budget::fraction(1, 4)));
+            caches first_made(2), second_made(2), third_made(2);
+            auto const made = [&] { return std::make_unique<prompt<host, half>>(host{&scratch}, p, x.shape()); };
+            auto first      = made();
+            auto second     = made();
+            support::feed(*first, x, p, limit, first_made, one_workspace);
+            for (index_t l = 0; l < x.layers; ++l) { second->read_chunk(host{&scratch}, l, 0, other.part(l, 0, 128)); }
+            first.reset();
+            auto third = made();
+            support::feed(*third, x, p, limit, third_made, one_workspace);
+            support::feed(*second, x, p, limit, second_made, one_workspace); // all anew
+            second.reset();
+            for (caches const* each : {&first_made, &second_made, &third_made})
+            {
+                CHECK(contents_of(*each) == by_prompt(x, p, limit).caches);
+            }
         }
         if (turn == 1) { grown = scratch.held(); }
     }
@@ -811,52 +570,26 @@ TEST_CASE("a workspace serves the next prompts without growth")
 
 TEST_CASE("a cache remembers its limit: the layer's budget, or the bytes that a layer of several got; folds keep to it")
 {
-    text const x{3, 300};
+    text const x{{.layers = 3, .tokens = 300}};
     auto const folded = [&](preset const& p, budget limit) {
-        auto caches = room_for(x);
-        support::run([&](host const& on) {
-            prompt<host, half> one{on, p, x.shape()};
-            feed(one, on, x, p, limit, caches);
-        });
+        caches made(3), grown(3);
+        by_prompt(x, p, limit, {.to = &made});
+        support::by_fold(x, p, limit, {.to = &grown});
         std::vector<index_t> limits;
-        for (index_t l = 0; l < x.layers; ++l)
+        for (std::size_t l = 0; l < 3; ++l)
         {
-            auto& cache = caches[static_cast<std::size_t>(l)];
-            limits.push_back(cache.fold_limit);
-            cache.reserve_tail(64);
-            for (int fold = 0; fold < 2; ++fold)
-            {
-                rows const more = x.part(l, 0, 64);
-                support::run([&](host const& on) { append(on, more.keys, more.values, cache.view()); });
-                auto by_hand                         = cache.copy();
-                in_view<half, 3, host> const queries = slice<1>(more.queries, 16, 48);
-                tensor<float, 1> weights{{48}};
-                for (index_t q = 0; q < 48; ++q) { weights.set(q < 48 - p.question ? p.early_weight : 1.0F, q); }
-                support::run([&](host const& on) { recompress(on, queries, p, cache); });
-                recompress_options<host> options{.limit = budget::bytes(limits.back()), .pooling = p.pooling};
-                options.allocation.charge = p.charge;
-                options.query_weights     = weights.in();
-                options.uniform_queries   = p.uniform_queries(48);
-                if (p.window_part > 0) { options.window = p.window; }
-                support::run([&](host const& on) { recompress(on, queries, p.ratios, options, by_hand); });
-                CHECK(contents{cache}.arena == contents{by_hand}.arena);
-                CHECK(contents{cache}.heads == contents{by_hand}.heads);
-                CHECK(cache.arena_bytes() <= limits.back());
-                CHECK(cache.fold_limit == limits.back());
-                CHECK(by_hand.fold_limit == limits.back());
-            }
+            limits.push_back(made[l].fold_limit);
+            CHECK(grown[l].arena_bytes() <= limits.back());
+            CHECK(grown[l].fold_limit == limits.back());
         }
         return limits;
     };
-    index_t const token = x.heads * (text::dim + text::value_dim) * index_t{sizeof(half)};
-    CHECK(folded(presets::by_window, budget::kv_size(90)) == std::vector<index_t>(3, 90 * token));
-    CHECK(folded(presets::by_window, budget::kv_size(400)) == std::vector<index_t>(3, 400 * token));
-    CHECK(folded(presets::best, budget::kv_size(400)) == std::vector<index_t>(3, 400 * token));
+    CHECK(folded(presets::by_window, budget::kv_size(90)) == std::vector<index_t>(3, 90 * x.token_bytes()));
+    CHECK(folded(presets::by_window, budget::kv_size(400)) == std::vector<index_t>(3, 400 * x.token_bytes()));
+    CHECK(folded(presets::best, budget::kv_size(400)) == std::vector<index_t>(3, 400 * x.token_bytes()));
     auto const shared = folded(presets::best, budget::kv_size(90));
-    index_t all       = 0;
-    for (index_t const bytes : shared) { all += bytes; }
     CHECK(shared[0] != shared[2]);
-    CHECK(all <= 3 * 90 * token);
+    CHECK(shared[0] + shared[1] + shared[2] <= 3 * 90 * x.token_bytes());
 
     cpu::cache<half> cache{{bit_ratios, 1, 0, {32, 32}}, 0, 0};
     auto const queries = x.part(0, 0, 1).queries;
@@ -865,186 +598,70 @@ TEST_CASE("a cache remembers its limit: the layer's budget, or the bytes that a 
     }) == "recompress: the cache's fold_limit is 0; set it, or give recompress_options a limit");
 }
 
-TEST_CASE("arenas never take more than the budget, nor folds of them, whatever preset, set, layers, window and budget")
-{
-    support::source random{"arenas within budgets"};
-    std::vector<ratio_set> const sets{bit_ratios, {drop, full_int4}, {drop, full_int8, full}, evict_ratios};
-    index_t refused = 0, chosen = 0;
-    for (preset base : {presets::best, presets::any_question, presets::by_window, presets::paper, presets::evict})
-    {
-        for (std::size_t set = 0; set < (base.ratios.any_projected() ? 1 : sets.size()); ++set)
-        {
-            if (!base.ratios.any_projected()) { base.ratios = sets[set]; }
-            for (auto const& [layers, tokens, window] :
-                {std::array<index_t, 3>{1, 150, base.window}, {3, 80, 0}, {2, 40, 20}})
-            {
-                text const x{layers, tokens};
-                preset p = base;
-                p.window = window;
-                layer_shape const whole{x.heads, text::group, tokens, 0, {text::dim, text::value_dim}, 2};
-                index_t const most = whole.full_bytes();
-                workspace scratch{cpu::host_memory{}};
-                host const on{&scratch};
-                prompt<host, half> one{on, p, x.shape()};
-                for (index_t l = 0; l < layers; ++l)
-                {
-                    for (index_t first = 0; first < tokens; first += 128)
-                    {
-                        one.read_chunk(on, l, first, x.part(l, first, std::min<index_t>(128, tokens - first)));
-                    }
-                    one.finish_layer(on, l, x.whole(l));
-                }
-                for (int i = 0; i < 60; ++i)
-                {
-                    index_t const bytes = i < 40 ? most / 8 * i / 40 + random.below(60) : random.below(most + 100);
-                    bool const packs    = i % 4 == 0;
-                    CAPTURE(p.name);
-                    CAPTURE(set);
-                    CAPTURE(layers);
-                    CAPTURE(bytes);
-                    try
-                    {
-                        one.allocate(on, budget::bytes(bytes));
-                    }
-                    catch (invalid_argument const&)
-                    {
-                        ++refused;
-                        continue;
-                    }
-                    ++chosen;
-                    index_t all = 0;
-                    for (index_t l = 0; l < layers; ++l)
-                    {
-                        all += one.arena_bytes(on, l);
-                        if (!packs) { continue; }
-                        cpu::cache<half> cache;
-                        one.pack(on, l, x.whole(l), cache);
-                        CHECK(cache.arena_bytes() == one.arena_bytes(on, l));
-                        index_t const limit = cache.fold_limit;
-                        cache.reserve_tail(24);
-                        rows const more = x.part(l, 0, 24);
-                        append(on, more.keys, more.values, cache.view());
-                        index_t const within    = i % 8 == 0 ? limit : random.below(limit + 1);
-                        auto const options      = fold_options<host>(p, budget::bytes(within), 24);
-                        std::string const error = error_text<invalid_argument>(
-                            [&] { recompress(on, more.queries, p.ratios, options, cache); });
-                        bool const folds = error.find("bytes are needed") == std::string::npos;
-                        CHECK((!folds || cache.arena_bytes() <= within));
-                    }
-                    CHECK(all <= layers * bytes);
-                }
-            }
-        }
-    }
-    CHECK(chosen > refused); // both, and mostly budgets that work
-    CHECK(refused > 100);
-}
-
 TEST_CASE("quotas give every head of every layer its own bytes (MixedDimKV-H)")
 {
-    text const x{2, 120};
-    index_t const token = (text::dim + text::value_dim) * index_t{sizeof(half)};
+    text const x{{.layers = 2, .tokens = 120}};
+    index_t const token = x.token_bytes() / 2; // of one head
+    std::array<index_t, 4> const kept{5, 40, 15, 0};
     tensor<index_t, 2> quotas{{2, 2}};
-    std::array<std::array<index_t, 2>, 2> const kept{{{5, 40}, {15, 0}}};
     auto const set = [&](index_t more) {
-        for (index_t l = 0; l < 2; ++l)
-        {
-            for (index_t h = 0; h < 2; ++h)
-            {
-                quotas.set(kept[static_cast<std::size_t>(l)][static_cast<std::size_t>(h)] * token + more, l, h);
-            }
-        }
+        for (std::size_t i = 0; i < 4; ++i) { quotas.set(kept[i] * token + more, i / 2, i % 2); }
+    };
+    workspace scratch{support::nan_memory{}};
+    host const on{&scratch};
+    auto const finished = [&](preset const& p) {
+        auto one = std::make_unique<prompt<host, half>>(on, p, x.shape());
+        for (index_t l = 0; l < 2; ++l) { one->finish_layer(on, l, x.whole(l)); }
+        return one;
+    };
+    auto const refusal = [&](preset const& p, tensor<index_t, 2> const& given) {
+        auto const one = finished(p);
+        return error_text<invalid_argument>([&] { one->allocate(on, given.in()); });
     };
     set(3); // less than a token
-    auto caches = room_for(x);
-    allocation total;
-    support::run([&](host const& on) {
-        prompt<host, half> p{on, presets::evict, x.shape()};
-        for (index_t l = 0; l < 2; ++l) { p.finish_layer(on, l, x.whole(l)); }
-        total = p.allocate(on, quotas.in());
+    {
+        auto const p = finished(presets::evict);
+        CHECK(p->allocate(on, quotas.in()).tokens[1] == 60);
         for (index_t l = 0; l < 2; ++l)
         {
-            auto const report = p.pack(on, l, x.whole(l), caches[static_cast<std::size_t>(l)]);
+            cpu::cache<half> cache;
+            auto const report = p->pack(on, l, x.whole(l), cache);
             CHECK(report.budget_bytes == report.window_bytes + 30 * token + 6);
-        }
-    });
-    CHECK(total.tokens[1] == 60);
-    for (std::size_t l = 0; l < 2; ++l)
-    {
-        for (std::size_t h = 0; h < 2; ++h)
-        {
-            CHECK(caches[l].view().heads[h].exact.tokens == kept[l][h] + presets::evict.window);
+            for (index_t h = 0; h < 2; ++h)
+            {
+                CHECK(cache.view().heads[h].exact.tokens
+                      == kept[static_cast<std::size_t>(2 * l + h)] + presets::evict.window);
+            }
         }
     }
-    set(115 * token); // 120 tokens at least
-    support::run([&](host const& on) {
-        prompt<host, half> p{on, presets::by_window, x.shape()};
-        for (index_t l = 0; l < 2; ++l) { p.finish_layer(on, l, x.whole(l)); }
-        CHECK(p.allocate(on, quotas.in()).status == allocation_status::everything_kept);
-        auto const report = p.pack(on, 1, x.whole(1), caches[1]);
+    set(112 * token); // 112 tokens before the window at least
+    {
+        auto const p = finished(presets::by_window);
+        CHECK(p->allocate(on, quotas.in()).status == allocation_status::everything_kept);
+        cpu::cache<half> cache;
+        auto const report = p->pack(on, 1, x.whole(1), cache);
         CHECK(report.status == compress_status::uncompressed);
         CHECK(report.resident_bytes == report.full_bytes);
-    });
-    tensor<index_t, 2> const few{{2, 1}};
-    auto const refusal = [&](tensor<index_t, 2> const& given) {
-        return error_text<invalid_argument>([&] {
-            support::run([&](host const& on) {
-                prompt<host, half> p{on, presets::evict, x.shape()};
-                for (index_t l = 0; l < 2; ++l) { p.finish_layer(on, l, x.whole(l)); }
-                p.allocate(on, given.in());
-            });
-        });
-    };
-    CHECK(refusal(few) == "prompt::allocate: quotas must be [L,H] = [2, 2], its extent 1 is 1");
+    }
+    CHECK(refusal(presets::evict, tensor<index_t, 2>{{2, 1}})
+          == "prompt::allocate: quotas must be [L,H] = [2, 2], its extent 1 is 1");
     preset keeps = presets::by_window;
-    keeps.name   = "no token dropped";
     keeps.ratios = ratio_set{full_int4, full};
     set(0);
-    CHECK(error_text<invalid_argument>([&] {
-        support::run([&](host const& on) {
-            prompt<host, half> p{on, keeps, x.shape()};
-            for (index_t l = 0; l < 2; ++l) { p.finish_layer(on, l, x.whole(l)); }
-            p.allocate(on, quotas.in());
-        });
-    }).starts_with("prompt::allocate: a quota cannot hold the tokens of its head at their cheapest rung; at least "));
+    CHECK(refusal(keeps, quotas)
+              .starts_with(
+                  "prompt::allocate: a quota cannot hold the tokens of its head at their cheapest rung; at least "));
     quotas.set(-1, 0, 0);
-    CHECK(refusal(quotas) == "allocate: limits[0] is -1; it must not be negative");
-}
-
-TEST_CASE(
-    "presets of one's own: one budget with projections, stand-ins with a budget for each layer, a scale, no window")
-{
-    text const x{2, 250};
-    preset shared          = presets::paper;
-    shared.shared          = sharing_part{};
-    preset own             = presets::by_window;
-    own.stand_ins          = 3;
-    preset scaled          = presets::best;
-    scaled.scale           = 0.1F;
-    scaled.window          = 0;
-    scaled.replayed->sinks = 0;
-    preset replayed        = presets::any_question;
-    replayed.shared        = std::nullopt;
-    for (preset const& p : {shared, own, scaled, replayed})
-    {
-        CAPTURE(p.name);
-        auto const got = by_prompt(x, p, budget::fraction(1, 4));
-        CHECK(got == by_hand(x, p, budget::fraction(1, 4)));
-        for (contents const& one : got)
-        {
-            CHECK(one.tail.empty());
-            for (head_entry const& head : one.heads) { CHECK((head.stand_ins > 0) == (p.stand_ins > 0)); }
-        }
-    }
+    CHECK(refusal(presets::evict, quotas) == "allocate: limits[0] is -1; it must not be negative");
 }
 
 TEST_CASE(
     "a small budget stores window and stand-ins in codes, a large one the window exactly, one for everything no codes")
 {
-    text const x{2, 250};
+    text const x{{.layers = 2}};
     for (preset p : {presets::by_window, presets::best, presets::any_question})
     {
-        CAPTURE(p.name);
+        CAPTURE(std::string{p.name});
         p.stand_ins       = 32;
         p.stand_in_part   = 8;
         p.coded_stand_ins = true;
@@ -1055,7 +672,7 @@ TEST_CASE(
             bool const codes = kv < 10 * p.window;
             auto const got   = by_prompt(x, p, budget::kv_size(kv));
             CHECK(got == by_hand(x, p, budget::kv_size(kv)));
-            for (contents const& one : got)
+            for (contents const& one : got.caches)
             {
                 CHECK(one.layout.window == (codes ? 0 : p.window));
                 for (head_entry const& head : one.heads)
@@ -1070,338 +687,136 @@ TEST_CASE(
     }
     preset p      = presets::best;
     p.window_part = 1'000'000;
-    CHECK(by_prompt(x, p, budget::kv_size(60))[0].layout.window == 0);
-    CHECK(by_prompt(x, p, budget::kv_size(199))[0].layout.window == 8); // most tokens take 8 bits
-    CHECK(error_text<invalid_argument>([&] { static_cast<void>(by_prompt(x, p, budget::bytes(1800))); })
+    CHECK(by_prompt(x, p, budget::kv_size(60)).caches[0].layout.window == 0);
+    CHECK(by_prompt(x, p, budget::kv_size(199)).caches[0].layout.window == 8); // most tokens take 8 bits
+    CHECK(error_text<invalid_argument>([&] { by_prompt(x, p, budget::bytes(1800)); })
           == "prompt::allocate: a budget of 1800 bytes a layer cannot hold the window of 8 tokens; at least "
                  + std::to_string(2 * (8 * (80 + 8) + 2 * (2 * 32 + 48))) + " bytes are needed");
     p.window = 1; // its codes and their channels take more than the exact token
-    CHECK(by_prompt(x, p, budget::kv_size(20))[0].layout.window == 1);
+    CHECK(by_prompt(x, p, budget::kv_size(20)).caches[0].layout.window == 1);
     p.window = 8;
     p.ratios = evict_ratios; // no codes
-    CHECK(by_prompt(x, p, budget::kv_size(20))[0].layout.window == 8);
+    CHECK(by_prompt(x, p, budget::kv_size(20)).caches[0].layout.window == 8);
 }
 
-TEST_CASE("threads, a length that is not known before, and parts of the same chunks change no bit")
+TEST_CASE("losses of rows that the caller chose take the place of replayed ones")
 {
-    text const x{2, 300};
-    cpu::thread_pool three{3};
-    for (preset p :
-        {presets::by_window, presets::best, with_refit(presets::best), presets::any_question, presets::paper})
-    {
-        CAPTURE(p.name);
-        if (p.replayed) { p.replayed->chunk = 64; }
-        auto const want = by_prompt(x, p, budget::fraction(1, 4));
-        CHECK(by_prompt(x, p, budget::fraction(1, 4), three) == want);
-        CHECK(by_prompt(x, p, budget::fraction(1, 4), {}, {.beyond = 77}) == want);
-        CHECK(by_prompt(x, p, budget::fraction(1, 4), {}, {.part = 64}) == want);
-        CHECK(by_prompt(x, p, budget::fraction(1, 4), {}, {.part = 1024}) == want);
-    }
-}
-
-TEST_CASE("a call for which memory ran out changes nothing and may be made again, and another budget may follow")
-{
-    text const x{2, 300};
-    for (preset const& p : {presets::best, presets::any_question, presets::paper})
-    {
-        CAPTURE(p.name);
-        workspace state{support::nan_memory{}};
-        auto caches = room_for(x);
-        prompt<host, half> one{host{&state}, p, x.shape()};
-        for (index_t l = 0; l < 2; ++l)
-        {
-            support::insist([&](host const& on) { one.read_chunk(on, l, 0, x.part(l, 0, 300)); });
-        }
-        for (index_t l = 0; l < 2; ++l)
-        {
-            support::insist([&](host const& on) { one.finish_layer(on, l, x.whole(l)); });
-        }
-        for (budget const limit : {budget::fraction(1, 8), budget::fraction(1, 1), budget::fraction(1, 4)})
-        {
-            allocation total;
-            support::insist([&](host const& on) { total = one.allocate(on, limit); });
-            std::vector<compress_report> reports(2);
-            for (index_t l = 0; l < 2; ++l)
-            {
-                support::insist([&](host const& on) {
-                    reports[static_cast<std::size_t>(l)] =
-                        one.pack(on, l, x.whole(l), caches[static_cast<std::size_t>(l)]);
-                });
-            }
-            CHECK(contents_of(caches) == by_prompt(x, p, limit, {}, {.part = 300}));
-            index_t resident = 0;
-            for (std::size_t l = 0; l < 2; ++l)
-            {
-                index_t const stored = caches[l].arena_bytes();
-                CHECK(reports[l].resident_bytes == stored);
-                CHECK(reports[l].chosen.multiplier == total.multiplier);
-                resident += stored;
-                for (std::size_t r = 0; r < p.ratios.size(); ++r) { total.tokens[r] -= reports[l].chosen.tokens[r]; }
-            }
-            CHECK(total.tokens == allocation{}.tokens);
-            CHECK(resident <= 2 * reports[0].budget_bytes);
-        }
-    }
-}
-
-TEST_CASE("a place that the caller has made is filled with the bytes of an owner's cache")
-{
-    text const x{2, 300};
-    preset const& p = presets::best;
-    auto caches     = room_for(x);
-    std::vector<cpu::cache<half>> places;
-    support::run([&](host const& on) {
-        prompt<host, half> one{on, p, x.shape()};
-        feed(one, on, x, p, budget::fraction(1, 4), caches);
-        places.clear();
-        for (index_t l = 0; l < 2; ++l)
-        {
-            auto& place = places.emplace_back(one.layout(), one.arena_bytes(on, l));
-            auto to     = place.view();
-            CHECK(one.pack(on, l, x.whole(l), to).resident_bytes == place.arena_bytes());
-        }
-    });
-    CHECK(contents_of(places) == contents_of(caches));
-}
-
-TEST_CASE(
-    "arena_bytes are those of the rungs that were chosen last; there are none before a choice or after a failed one")
-{
-    text const x{3, 250};
-    preset keeps = presets::by_window;
-    keeps.name   = "no token dropped";
-    keeps.ratios = ratio_set{full_int4, full_int8, full};
-    for (preset const& p : {presets::best, presets::any_question, presets::by_window, presets::paper, keeps})
-    {
-        CAPTURE(p.name);
-        support::run([&](host const& on) {
-            prompt<host, half> one{on, p, x.shape()};
-            for (index_t l = 0; l < x.layers; ++l)
-            {
-                one.read_chunk(on, l, 0, x.part(l, 0, x.tokens));
-                one.finish_layer(on, l, x.whole(l));
-            }
-            auto const none = [&] {
-                CHECK(error_text<invalid_argument>([&] { static_cast<void>(one.arena_bytes(on, 0)); })
-                      == "prompt::arena_bytes: no rungs were chosen; call allocate first");
-            };
-            none();
-            for (budget const limit : {budget::fraction(2, 5), budget::fraction(1, 2), budget::fraction(1, 1)})
-            {
-                one.allocate(on, limit);
-                index_t all = 0;
-                for (index_t l = 0; l < x.layers; ++l)
-                {
-                    cpu::cache<half> packed;
-                    one.pack(on, l, x.whole(l), packed);
-                    CHECK(one.arena_bytes(on, l) == packed.arena_bytes());
-                    all += one.arena_bytes(on, l);
-                }
-                CHECK(all > 0);
-                CHECK(all <= x.layers * limit.in_bytes({2, 2, x.tokens, 0, {x.dim, x.value_dim}, 2}));
-            }
-            CHECK(error_text<invalid_argument>([&] { static_cast<void>(one.arena_bytes(on, 3)); })
-                  == "prompt::arena_bytes: layer is 3; it must be from 0 to 2");
-            if (p.ratios.can_drop()) { return; }
-            support::says(error_text<invalid_argument>([&] { one.allocate(on, budget::fraction(1, 8)); }),
-                "cannot hold every token at its cheapest rung");
-            none();
-        });
-    }
-}
-
-TEST_CASE("losses of rows that the caller chose take the place of replayed ones, and queries may be of another element")
-{
-    text const x{1, 200};
-    preset p          = presets::best;
-    p.replayed->ahead = 0; // turned queries are then no numbers that half would round
-    p.refitted.reset();    // by queries that were not read
+    text const x{{.tokens = 200}};
+    preset p = presets::best;
+    p.refitted.reset(); // by queries that were not read
     index_t const n = 200 - p.window;
     tensor<float, 3> replayed{{2, 4, n}};
     rows const part = x.part(0, 0, n);
-    support::run([&](host const& on) {
-        replay(on, part.queries, part.keys, part.values, slice<1>(part.keys, 0, 0), p.ratios, p.replay<host>({}),
-            replayed.out());
-    });
-    auto const queries = support::converted<float>(x.all[0].queries);
-    rows const same    = x.whole(0);
-    prompt_rows<host, half, float> const all{
-        slice<1>(queries.in(), 200 - x.count(), x.count()), same.keys, same.values, same.lse};
-    auto const call = [&](auto const& read) {
-        auto caches = room_for(x);
-        support::run([&](host const& on) {
-            prompt<host, half, float> one{on, p, x.shape()};
-            read(one, on);
-            one.finish_layer(on, 0, all);
-            one.allocate(on, budget::fraction(1, 4));
-            one.pack(on, 0, all, caches[0]);
-        });
-        return contents_of(caches);
-    };
-    auto const want = by_prompt(x, p, budget::fraction(1, 4), {}, {.part = 200});
-    CHECK(call([&](auto& one, host const& on) { one.take_losses(on, 0, replayed.in()); }) == want);
-    CHECK(call([&](auto& one, host const& on) {
-        one.read_chunk(on, 0, 0, {queries.in(), same.keys, same.values});
-    }) == want);
-}
-
-TEST_CASE("a chunk may be read anew from an earlier token on")
-{
-    text const x{1, 300};
-    preset p          = presets::any_question;
-    p.replayed->chunk = 64;
-    text const other{1, 128};
-    auto caches = room_for(x);
-    support::run([&](host const& on) {
-        prompt<host, half> one{on, p, x.shape()};
-        one.read_chunk(on, 0, 0, other.part(0, 0, 128)); // another text, which is taken back
-        feed(one, on, x, p, budget::fraction(1, 4), caches);
-    });
-    CHECK(contents_of(caches) == by_prompt(x, p, budget::fraction(1, 4)));
-}
-
-TEST_CASE("prompts on one workspace may end in any order, and none touches the state of another")
-{
-    text const x{2, 150};
-    preset const& p     = presets::best;
-    auto const limit    = budget::fraction(1, 4);
-    auto const expected = by_prompt(x, p, limit);
     workspace scratch{support::nan_memory{}};
     host const on{&scratch};
-    auto caches = room_for(x);
-    auto first  = std::make_unique<prompt<host, half>>(on, p, x.shape());
-    auto second = std::make_unique<prompt<host, half>>(on, p, x.shape());
-    feed(*first, on, x, p, limit, caches);
-    for (index_t l = 0; l < x.layers; ++l)
-    {
-        second->read_chunk(on, l, 0, x.part(l, 0, feeding{}.part));
-        second->read_chunk(on, l, feeding{}.part, x.part(l, feeding{}.part, x.tokens - feeding{}.part));
-    }
-    first.reset();
-    prompt<host, half> third{on, p, x.shape()};
-    auto others = room_for(x);
-    feed(third, on, x, p, limit, others);
-    for (index_t l = 0; l < x.layers; ++l) { second->finish_layer(on, l, x.whole(l)); }
-    second->allocate(on, limit);
-    for (index_t l = 0; l < x.layers; ++l) { second->pack(on, l, x.whole(l), caches[static_cast<std::size_t>(l)]); }
-    CHECK(contents_of(caches) == expected);
-    CHECK(contents_of(others) == expected);
-    second.reset();
+    replay(on, part.queries, part.keys, part.values, slice<1>(part.keys, 0, 0), p.ratios, p.replay<host>({}),
+        replayed.out());
+    prompt<host, half> one{on, p, x.shape()};
+    one.take_losses(on, 0, replayed.in());
+    one.finish_layer(on, 0, x.whole(0));
+    one.allocate(on, budget::fraction(1, 4));
+    caches made(1);
+    one.pack(on, 0, x.whole(0), made[0]);
+    CHECK(contents_of(made) == by_prompt(x, p, budget::fraction(1, 4), {.part = 200}).caches);
 }
 
 TEST_CASE("bad arguments of a prompt are named with their value and limit, and calls in a wrong order, before anything "
           "changes")
 {
-    text const x{2, 100};
+    text const x{{.layers = 2, .tokens = 100}}, shorter{{.layers = 2, .tokens = 90}};
     preset const& p = presets::best;
-    auto caches     = room_for(x);
+    caches made(2);
     workspace scratch{support::nan_memory{}};
     host const on{&scratch};
-    auto const of_preset = [&](auto const& change) {
+    auto const of_preset = [&](std::string const& want, void (*change)(preset&)) {
         preset own = p;
         change(own);
-        return error_text<invalid_argument>([&] { prompt<host, half>{on, own, x.shape()}; });
+        refused("prompt: preset." + want, [&] { prompt<host, half>{on, own, x.shape()}; });
     };
-    CHECK(of_preset([](preset& o) { o.window = -1; }) == "prompt: preset.window is -1; it must not be negative");
-    CHECK(of_preset([](preset& o) { o.queries = 0; }) == "prompt: preset.queries is 0; it must be at least 1");
-    CHECK(of_preset([](preset& o) { o.replayed->chunk = 0; })
-          == "prompt: preset.replayed.chunk is 0; it must be at least 1");
-    CHECK(of_preset([](preset& o) { o.replayed->sinks = -2; })
-          == "prompt: preset.replayed.sinks is -2; it must not be negative");
-    CHECK(of_preset([](preset& o) { o.stand_ins = -1; }) == "prompt: preset.stand_ins is -1; it must not be negative");
-    CHECK(of_preset([](preset& o) { o.refitted = refit_part{.blocks = 0}; })
-          == "prompt: preset.refitted.blocks is 0; it must be at least 1");
-    CHECK(of_preset([](preset& o) { o.replayed->join = -1; }).find("prompt: preset.replayed.join is -1") == 0);
-    CHECK(of_preset([](preset& o) { o.scale = std::numeric_limits<float>::quiet_NaN(); }).find("prompt: preset.scale")
-          == 0);
-    CHECK(
-        of_preset([](preset& o) { o.ratios = paper_ratios; }).find("prompt: preset.ratios has a projected rung") == 0);
-    auto const of_shape = [&](auto const& change) {
+    of_preset("window is -1; it must not be negative", [](preset& o) { o.window = -1; });
+    of_preset("queries is 0; it must be at least 1", [](preset& o) { o.queries = 0; });
+    of_preset("replayed.chunk is 0; it must be at least 1", [](preset& o) { o.replayed->chunk = 0; });
+    of_preset("replayed.sinks is -2; it must not be negative", [](preset& o) { o.replayed->sinks = -2; });
+    of_preset("replayed.join is -1; it must be finite and not negative", [](preset& o) { o.replayed->join = -1; });
+    of_preset("stand_ins is -1; it must not be negative", [](preset& o) { o.stand_ins = -1; });
+    of_preset("refitted.blocks is 0; it must be at least 1", [](preset& o) { o.refitted = refit_part{.blocks = 0}; });
+    of_preset("scale is nan; it", [](preset& o) { o.scale = NAN; });
+    of_preset("pooling.width is 4; it must be odd and at least 1", [](preset& o) { o.pooling.width = 4; });
+    of_preset("shared.depth is nan; ", [](preset& o) { o.shared->depth = NAN; });
+    of_preset("shared.depth is 10000; ", [](preset& o) { o.shared->depth = 1e4F; });
+    of_preset("ratios has a projected rung, whose basis is not known", [](preset& o) { o.ratios = paper_ratios; });
+    auto const of_shape = [&](std::string const& want, void (*change)(prompt_shape<host>&)) {
         auto own = x.shape();
         change(own);
-        return error_text<invalid_argument>([&] { prompt<host, half>{on, p, own}; });
+        refused(want, [&] { prompt<host, half>{on, p, own}; });
     };
-    CHECK(of_shape([](auto& s) { s.layers = 0; }) == "prompt: layers is 0; it must be from 1 to 256");
-    CHECK(of_shape([](auto& s) { s.layers = 257; }) == "prompt: layers is 257; it must be from 1 to 256");
-    CHECK(of_shape([](auto& s) { s.heads = -1; }) == "prompt: heads is -1; it must not be negative");
-    CHECK(of_shape([](auto& s) { s.group = 0; }) == "prompt: group is 0; it must be at least 1");
-    CHECK(of_shape([](auto& s) { s.tokens = -1; }).find("-1; it must not be negative") != std::string::npos);
-    CHECK(of_shape([](auto& s) { s.dims = {}; }) == "rung_costs: head dimensions are 0 and 0; they must be at least 1");
-    CHECK(of_shape([](auto& s) { s.encoding.rotating = 31; })
-          == "prompt: encoding.rotating is 31, which makes 31 of 32 coordinates; that must be an even number, at most "
-             "all of them");
-    CHECK(
-        of_shape([](auto& s) { s.encoding.base = 0; }) == "prompt: encoding.base is 0; it must be positive and finite");
+    of_shape("prompt: layers is 0; it must be from 1 to 256", [](auto& s) { s.layers = 0; });
+    of_shape("prompt: layers is 257; it must be from 1 to 256", [](auto& s) { s.layers = 257; });
+    of_shape("prompt: heads is -1; it must not be negative", [](auto& s) { s.heads = -1; });
+    of_shape("prompt: group is 0; it must be at least 1", [](auto& s) { s.group = 0; });
+    of_shape("prompt: window is -1; it must not be negative", [](auto& s) { s.tokens = -1; });
+    of_shape("rung_costs: head dimensions are 0 and 0; they must be at least 1", [](auto& s) { s.dims = {}; });
+    of_shape(
+        "prompt: encoding.rotating is 31, which makes 31 of 32 coordinates; that must be an even number, at most all "
+        "of them",
+        [](auto& s) { s.encoding.rotating = 31; });
+    of_shape("prompt: encoding.base is 0; it must be positive and finite", [](auto& s) { s.encoding.base = 0; });
 
     prompt<host, half> one{on, p, x.shape()};
-    auto const text_of = [](auto const& call) { return error_text<invalid_argument>(call); };
-    CHECK(text_of([&] { one.read_chunk(on, 2, 0, x.part(0, 0, 50)); })
-          == "prompt::read_chunk: layer is 2; it must be from 0 to 1");
-    CHECK(text_of([&] { one.read_chunk(on, 0, 10, x.part(0, 10, 50)); })
-          == "prompt::read_chunk: first is 10; of layer 0 only 0 tokens were read");
-    CHECK(text_of([&] { one.read_chunk(on, 0, 51, x.part(0, 0, 50)); })
-          == "prompt::read_chunk: tokens 51 to 101 leave the prompt of at most 100");
-    CHECK(text_of([&] { one.read_chunk(on, 0, 0, x.whole(0)); })
-          == "prompt::read_chunk: queries [H*G, Q, D] has Q = 70; the chunk has 100 tokens");
+    refused(
+        "prompt::read_chunk: layer is 2; it must be from 0 to 1", [&] { one.read_chunk(on, 2, 0, x.part(0, 0, 50)); });
+    refused("prompt::read_chunk: first is 10; of layer 0 only 0 tokens were read",
+        [&] { one.read_chunk(on, 0, 10, x.part(0, 10, 50)); });
+    refused("prompt::read_chunk: tokens 51 to 101 leave the prompt of at most 100",
+        [&] { one.read_chunk(on, 0, 51, x.part(0, 0, 50)); });
+    refused("prompt::read_chunk: queries [H*G, Q, D] has Q = 70; the chunk has 100 tokens",
+        [&] { one.read_chunk(on, 0, 0, x.whole(0)); });
     auto other_order = x.part(0, 0, 50); // [N, H, D] as if it were [H, N, D]
     other_order.keys = in(on, x.all[0].keys.in().data_handle(), {50, 2, 32}, {32, 3200, 1});
-    CHECK(text_of([&] { one.read_chunk(on, 0, 0, other_order); })
-          == "prompt::read_chunk: keys must be [H,N,D] = [2, 2, 32], its extent 0 is 50");
-    auto narrow_keys = x.part(0, 0, 50);
-    narrow_keys.keys = slice<0>(narrow_keys.keys, 0, 1);
-    CHECK(
-        text_of([&] { one.read_chunk(on, 0, 0, narrow_keys); }).find("prompt::read_chunk: keys must be [H,N,D]") == 0);
-    CHECK(text_of([&] { one.finish_layer(on, 1, x.whole(1)); })
-          == "prompt::finish_layer: of layer 1 only 0 tokens were read, not all 92 before the window (read_chunk)");
-    tensor<float, 3> too_many{{2, 4, 93}};
-    CHECK(text_of([&] { one.take_losses(on, 0, too_many.in()); })
-          == "prompt::take_losses: losses are of 93 tokens, above 92");
-    CHECK(text_of([&] { one.allocate(on, budget::fraction(1, 4)); }) == "prompt::allocate: layer 0 is not finished");
-    CHECK(text_of([&] { one.pack(on, 0, x.whole(0), caches[0]); })
-          == "prompt::pack: no rungs were chosen; call allocate first");
+    refused("prompt::read_chunk: keys must be [H,N,D] = [2, 2, 32], its extent 0 is 50",
+        [&] { one.read_chunk(on, 0, 0, other_order); });
+    refused("prompt::finish_layer: of layer 1 only 0 tokens were read, not all 92 before the window (read_chunk)",
+        [&] { one.finish_layer(on, 1, x.whole(1)); });
+    refused("prompt::take_losses: losses are of 93 tokens, above 92", [&] {
+        one.take_losses(on, 0, tensor<float, 3>{{2, 4, 93}}.in());
+    });
+    refused("prompt::allocate: layer 0 is not finished", [&] { one.allocate(on, budget::fraction(1, 4)); });
+    refused("prompt::pack: no rungs were chosen; call allocate first", [&] { one.pack(on, 0, x.whole(0), made[0]); });
     for (index_t l = 0; l < 2; ++l) { one.read_chunk(on, l, 0, x.part(l, 0, 100)); }
-    auto spoilt = text{1, 100};
-    spoilt.all[0].keys.set(narrow<half>(std::numeric_limits<float>::infinity()), 1, 7, 3);
-    CHECK(error_text<non_finite_input>([&] { one.finish_layer(on, 0, spoilt.whole(0)); })
-          == "keys: NaN or infinity in layer 0, head 1, row 7");
+    auto without_queries    = x.whole(0);
+    without_queries.queries = slice<1>(without_queries.queries, 0, 0);
+    without_queries.lse     = std::nullopt;
+    refused("prompt::finish_layer: queries [H*G, Q, D] has Q = 0; it must be from 1 to the 100 tokens",
+        [&] { one.finish_layer(on, 0, without_queries); });
     one.finish_layer(on, 0, x.whole(0));
-    CHECK(text_of([&] { one.finish_layer(on, 0, x.whole(0)); }) == "prompt::finish_layer: layer 0 is finished");
-    CHECK(text_of([&] { one.read_chunk(on, 0, 0, x.part(0, 0, 50)); }) == "prompt::read_chunk: layer 0 is finished");
-    text const shorter{1, 90};
-    CHECK(text_of([&] { one.finish_layer(on, 1, shorter.whole(0)); })
-          == "prompt::finish_layer: layer 1 has 90 tokens; the layers before have 100");
+    refused("prompt::finish_layer: layer 0 is finished", [&] { one.finish_layer(on, 0, x.whole(0)); });
+    refused("prompt::read_chunk: layer 0 is finished", [&] { one.read_chunk(on, 0, 0, x.part(0, 0, 50)); });
+    refused("prompt::finish_layer: layer 1 has 90 tokens; the layers before have 100",
+        [&] { one.finish_layer(on, 1, shorter.whole(0)); });
+    refused("prompt::allocate: layer 1 is not finished", [&] { one.allocate(on, budget::fraction(1, 4)); });
     one.finish_layer(on, 1, x.whole(1));
-    CHECK(text_of([&] { one.allocate(on, budget::kv_size(3)); })
-          == "prompt::allocate: a budget of 960 bytes a layer cannot hold the window of 8 tokens; at least 1856 bytes "
-             "are needed");
+    refused(
+        "prompt::allocate: a budget of 960 bytes a layer cannot hold the window of 8 tokens; at least 1856 bytes are "
+        "needed",
+        [&] { one.allocate(on, budget::kv_size(3)); });
     one.allocate(on, budget::fraction(1, 3));
+    refused(
+        "prompt::arena_bytes: layer is 3; it must be from 0 to 1", [&] { static_cast<void>(one.arena_bytes(on, 3)); });
     auto without = x.whole(0);
     without.lse  = std::nullopt;
-    CHECK(
-        text_of([&] { one.pack(on, 0, without, caches[0]); })
-        == "prompt::pack: lse is missing; preset \"best\" makes up to 13 stand-ins, which need it (stand_ins = 0 makes "
-           "none)");
-    CHECK(text_of([&] { one.pack(on, 0, shorter.whole(0), caches[0]); }).find("prompt::pack: keys must be") == 0);
-    cache_view<half, space::host> nowhere;
-    CHECK(text_of([&] { one.pack(on, 0, x.whole(0), nowhere); })
-          == "prompt::pack: to.layout is not that of the preset and the layers");
-    CHECK(caches[0].arena_bytes() == 0);
-    for (index_t l = 0; l < 2; ++l) { one.pack(on, l, x.whole(l), caches[static_cast<std::size_t>(l)]); }
-    CHECK(contents_of(caches) == by_prompt(x, p, budget::fraction(1, 3)));
-}
-
-TEST_CASE("losses that are not finite are refused if nobody looked for NaNs before")
-{
-    text x{1, 100};
-    x.all[0].values.set(narrow<half>(std::numeric_limits<float>::quiet_NaN()), 0, 7, 3);
-    auto shape          = x.shape();
-    shape.on_non_finite = non_finite::unchecked;
-    auto caches         = room_for(x);
-    CHECK(error_text<non_finite_input>([&] {
-        support::run([&](host const& on) {
-            prompt<host, half> one{on, presets::best, shape};
-            feed(one, on, x, presets::best, budget::fraction(1, 4), caches);
-        });
-    }).find("prompt::allocate: a loss is NaN or infinite")
-          == 0);
+    refused(
+        "prompt::pack: lse is missing; preset \"best\" makes up to 13 stand-ins, which need it (stand_ins = 0 makes "
+        "none)",
+        [&] { one.pack(on, 0, without, made[0]); });
+    refused("prompt::pack: keys must be", [&] { one.pack(on, 0, shorter.whole(0), made[0]); });
+    cpu::cache<half> place{one.layout(), one.arena_bytes(on, 0)};
+    auto to = place.view();
+    --to.arena_bytes;
+    refused("pack: the arena holds ", [&] { one.pack(on, 0, x.whole(0), to); });
+    to.layout.scale = 0.5F;
+    refused(
+        "prompt::pack: to.layout is not that of the preset and the layers", [&] { one.pack(on, 0, x.whole(0), to); });
+    CHECK(made[0].arena_bytes() == 0);
+    for (index_t l = 0; l < 2; ++l) { one.pack(on, l, x.whole(l), made[static_cast<std::size_t>(l)]); }
+    CHECK(contents_of(made) == by_prompt(x, p, budget::fraction(1, 3)).caches);
 }

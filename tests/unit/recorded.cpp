@@ -9,6 +9,7 @@
 // on one machine, and compare the two files with diff.
 #include <mdkv/mdkv.hpp>
 
+#include "support/cases.hpp"
 #include "support/host.hpp"
 
 #include <doctest/doctest.h>
@@ -103,31 +104,23 @@ tensor<T, 3> random_rows(index_t seed, std::array<index_t, 3> extents)
     return x;
 }
 
+/// A text of such rows, of which the last `last` queries are at hand at a prompt's end.
 template <class T>
-struct layer
+support::text<T> random_text(index_t last)
 {
-    index_t l;
-    tensor<T, 3> queries = random_rows<T>(10 * l + 1, {heads * group, tokens, dim});
-    tensor<T, 3> keys    = random_rows<T>(10 * l + 2, {heads, tokens, dim});
-    tensor<T, 3> values  = random_rows<T>(10 * l + 3, {heads, tokens, value_dim});
-    tensor<float, 2> lse{{heads * group, tokens}};
-
-    explicit layer(index_t l_)
-        : l{l_}
+    support::text<T> x{{.layers = layers, .tokens = tokens, .dims = {dim, value_dim}, .last = 0}};
+    x.last = last;
+    for (index_t l = 0; l < layers; ++l)
     {
-        lse.assign(std::vector<float>(static_cast<std::size_t>(lse.count()), 6.75F));
+        auto const i     = static_cast<std::size_t>(l);
+        x.all[i].queries = random_rows<T>(10 * l + 1, {heads * group, tokens, dim});
+        x.all[i].keys    = random_rows<T>(10 * l + 2, {heads, tokens, dim});
+        x.all[i].values  = random_rows<T>(10 * l + 3, {heads, tokens, value_dim});
+        x.lse[i]         = tensor<float, 2>{{heads * group, last}};
+        x.lse[i].assign(std::vector<float>(static_cast<std::size_t>(heads * group * last), 6.75F));
     }
-    [[nodiscard]] prompt_rows<host, T> part(index_t first, index_t n) const
-    {
-        return {slice<1>(queries.in(), first, n), slice<1>(keys.in(), first, n), slice<1>(values.in(), first, n)};
-    }
-    /// All keys and values, the last `last` queries.
-    [[nodiscard]] prompt_rows<host, T> whole(index_t last) const
-    {
-        return {slice<1>(queries.in(), tokens - last, last), keys.in(), values.in(),
-            slice<1>(lse.in(), tokens - last, last)};
-    }
-};
+    return x;
+}
 
 /// Row i of [n, H, D].
 template <class T>
@@ -144,56 +137,37 @@ void record(preset const& chosen)
     workspace scratch{cpu::host_memory{}};
     host const on{&scratch, {}};
     std::string const name = "." + std::string{chosen.name} + "." + element_name<T>();
-    std::vector<layer<T>> text;
-    for (index_t l = 0; l < layers; ++l) { text.emplace_back(l); }
-    prompt_shape<host> const shape{
-        .layers = layers, .heads = heads, .group = group, .dims = {dim, value_dim}, .tokens = tokens};
-
+    auto const x           = random_text<T>(chosen.queries);
+    support::conditions<T> const how{.make = [&](char const*, auto const& call) { call(on); }, .part = chunk};
     std::vector<cpu::cache<T>> caches(layers);
     {
-        prompt<host, T> p{on, chosen, shape};
-        for (index_t first = 0; first < tokens; first += chunk)
-        {
-            for (auto const& x : text) { p.read_chunk(on, x.l, first, x.part(first, chunk)); }
-        }
-        for (auto const& x : text) { p.finish_layer(on, x.l, x.whole(chosen.queries)); }
+        prompt<host, T> p{on, chosen, x.shape()};
         figures f;
-        f.add(p.allocate(on, budget::fraction(1, 8)));
-        for (auto const& x : text)
-        {
-            auto& cache = caches[static_cast<std::size_t>(x.l)];
-            p.pack(on, x.l, x.whole(chosen.queries), cache);
-            f.add(cache);
-        }
+        f.add(support::feed(p, x, chosen, budget::fraction(1, 8), caches, how));
+        for (auto const& cache : caches) { f.add(cache); }
         lines["prompt" + name] = f.line();
     }
 
     figures folded;
-    for (auto const& x : text)
+    for (index_t l = 0; l < layers; ++l)
     {
-        auto& cache = caches[static_cast<std::size_t>(x.l)];
+        auto& cache = caches[static_cast<std::size_t>(l)];
         cache.reserve_tail(later);
-        auto const keys   = random_rows<T>(10 * x.l + 4, {later, heads, dim});
-        auto const values = random_rows<T>(10 * x.l + 5, {later, heads, value_dim});
+        auto const keys   = random_rows<T>(10 * l + 4, {later, heads, dim});
+        auto const values = random_rows<T>(10 * l + 5, {later, heads, value_dim});
         for (index_t i = 0; i < later; ++i) { append(on, token_of(keys, i), token_of(values, i), cache); }
-        folded.add(recompress(on, x.whole(later).queries, chosen, cache).chosen);
+        folded.add(recompress(on, x.part(l, tokens - later, later).queries, chosen, cache).chosen);
         folded.add(cache);
     }
     lines["fold" + name] = folded.line();
 
     if (!chosen.replayed) { return; }
-    for (auto& cache : caches) { cache = {}; }
     figures f;
-    reader<host, cpu::cache<T>> r{on, chosen, shape, {.limit = budget::fraction(1, 8)}, std::span{caches}};
-    for (index_t first = 0; first < tokens; first += chunk)
-    {
-        tensor<T, 3> output{{heads * group, chunk, value_dim}};
-        tensor<float, 2> lse{{heads * group, chunk}};
-        for (auto const& x : text) { r.attend(on, x.l, x.part(first, chunk), output.out(), lse.out()); }
-        f.add(r.end_chunk(on).chosen);
-    }
-    f.add(r.finish(on).chosen);
-    for (auto const& cache : caches) { f.add(cache); }
+    support::read_text<T> r{x, chosen, {.limit = budget::fraction(1, 8), .chunk = chunk}, how};
+    r.read(0, tokens, chunk);
+    r.finish();
+    for (reader_report const& report : r.reports) { f.add(report.chosen); }
+    for (auto const& cache : r.caches) { f.add(cache); }
     lines["reader" + name] = f.line();
 }
 
