@@ -21,7 +21,6 @@
 #include <vector>
 
 #include <mdkv/core/allocation.hpp>
-#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/ranks.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
@@ -29,6 +28,7 @@
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/balance.hpp>
+#include <mdkv/replay/leverage.hpp>
 #include <mdkv/stages/allocate.hpp>
 
 #include "bench.hpp"
@@ -186,13 +186,12 @@ void all_of_a_preset(benchmark::State& state)
             for (index_t l = 0; preset.last_queries_score() && l < layers; ++l)
             {
                 auto const layer = mdkv::out(on, replayed.data() + l * own * rungs * tokens, own, rungs, tokens);
-                mdkv::detail::join_losses(on, {&all, 1, own}, mdkv::as_input(layer),
-                    mdkv::in(on, last.data(), own, rungs, tokens), preset.replayed->join, layer);
+                mdkv::join(on, mdkv::as_input(layer), mdkv::in(on, last.data(), own, rungs, tokens),
+                    preset.replayed->join, layer, &all);
             }
             if (preset.leverage_power() > 0) { mdkv::detail::sum_over_ranks(on, &all, leverages.data(), tokens); }
-            mdkv::detail::balance_losses(on, {&all, layers, own},
-                mdkv::out(on, replayed.data(), layers, own, rungs, tokens),
-                preset.balance<mdkv::cpu::backend>(mdkv::in(on, leverages.data(), tokens)));
+            mdkv::balance(on, mdkv::out(on, replayed.data(), layers, own, rungs, tokens),
+                preset.balance<mdkv::cpu::backend>(mdkv::in(on, leverages.data(), tokens), &all));
             mdkv::allocate(on,
                 {mdkv::in(on, replayed.data(), layers * own, rungs, tokens),
                     mdkv::out(on, rung.data(), layers * own, tokens)},

@@ -4,7 +4,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
-#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/replay.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 /// \file architecture.hpp: the architectures that the runner computes, and with which values of their metadata keys
 #pragma once
 
-#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/replay.hpp>
 
 #include <algorithm>
 #include <array>

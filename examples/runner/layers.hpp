@@ -1,7 +1,7 @@
 /// \file layers.hpp: the element-wise layers of the architectures: RMS norm, biases, rotary positions, gated activation
 #pragma once
 
-#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/replay.hpp>
 
 #include <array>
 #include <cmath>

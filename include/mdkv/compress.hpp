@@ -7,7 +7,7 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
-#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/replay.hpp>
 
 namespace MDKV_NAMESPACE
 {

@@ -7,7 +7,6 @@
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/ranks.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/score_options.hpp>
@@ -30,7 +29,6 @@
 #include <mdkv/prompt.hpp>
 #include <mdkv/reader.hpp>
 #include <mdkv/recompress.hpp>
-#include <mdkv/replay/advance.hpp>
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/refit.hpp>

@@ -46,14 +46,14 @@ struct replay_part
     index_t sinks = 4;                   ///< first tokens of a prompt; a replayed query attends to their keys, too
     index_t ahead = 256;                 ///< replay_options::ahead
     bool own      = false;               ///< replay_options::own
-    float join    = 0.0F; ///< weight of the last queries' losses beside the replayed ones: `join`. 0: none
+    float join    = 0.0F;          ///< weight of the last queries' losses beside the replayed ones: `join`. 0: none
     row_norm last = row_norm::sum; ///< norm over the last queries' rows if they are joined; a `reader` adds them up
 };
 
 /// How all layers of a prompt share one budget: `balance`.
 struct sharing_part
 {
-    float depth = 0.0F; ///< balance_options::depth
+    float depth          = 0.0F; ///< balance_options::depth
     float leverage_power = 0.0F; ///< balance_options::leverage_power for 2,048 tokens or more: see leverage_power_for
 };
 
@@ -129,14 +129,14 @@ struct preset
     [[nodiscard]] constexpr stand_in_options stand_in() const noexcept { return {.scale = scale}; }
     /// The options of balance for the sums of leverages of a prompt, [N], which are read only if `leverage_power()` is above 0.
     template <backend B>
-    [[nodiscard]] balance_options<B> balance(in_view<leverage_sum, 1, B> leverages) const
+    [[nodiscard]] balance_options<B> balance(in_view<leverage_sum, 1, B> leverages, ranks const* others = nullptr) const
     {
-        balance_options<B> options;
+        balance_options<B> options{.ranks = others};
         if (shared) { options.depth = shared->depth; }
         if (leverage_power() > 0)
         {
             options.leverage_power = leverage_power_for(leverage_power(), leverages.extent(0));
-            options.leverages = leverages;
+            options.leverages      = leverages;
         }
         return options;
     }

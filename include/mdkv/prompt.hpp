@@ -14,7 +14,7 @@
 #include <mdkv/detail/ranks.hpp>
 #include <mdkv/engine/finite.hpp>
 #include <mdkv/presets.hpp>
-#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/replay.hpp>
 #include <mdkv/stages/pack.hpp>
 
 #include <cstddef>

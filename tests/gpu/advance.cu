@@ -1,4 +1,4 @@
-#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/replay.hpp>
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>

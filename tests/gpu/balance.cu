@@ -2,10 +2,10 @@
 // one rounding to float, which may go either way.
 #include <mdkv/replay/balance.hpp>
 
-#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/replay/leverage.hpp>
 
 #include "gpu/support/device.hpp"
 #include "support/compare.hpp"

@@ -2,7 +2,6 @@
 // entries, against lambda, a thousandth of the mean energy; the rest is float's rounding of the products.
 #include <mdkv/replay/leverage.hpp>
 
-#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/gpu/backend.cuh>

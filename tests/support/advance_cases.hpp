@@ -2,7 +2,7 @@
 #pragma once
 
 #include <mdkv/core/types.hpp>
-#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/replay.hpp>
 
 #include "support/host.hpp"
 #include "support/random.hpp"

@@ -70,12 +70,11 @@ struct layer
     [[nodiscard]] mdkv::rung_costs costs() const
     {
         mdkv::rung_costs c;
-        c.rungs = cost.size();
+        c.rungs    = cost.size();
         c.channels = channels;
         for (std::size_t r = 0; r < cost.size(); ++r)
         {
             c.bytes[r]      = cost[r];
-            c.projected[r]  = projected[r];
             c.projection[r] = projection[r];
             c.rotated[r]    = rotated[r];
         }
@@ -168,7 +167,7 @@ inline bisected bisect(layer const& in, index_t limit)
                 for (index_t r = 1; in.finite(h, i) && r < in.rungs(); ++r)
                 {
                     real const saved = static_cast<real>(in.of(h, best, i)) - static_cast<real>(in.of(h, r, i));
-                    best = saved > m * static_cast<real>(in.cost[at(r)] - in.cost[at(best)]) ? r : best;
+                    best             = saved > m * static_cast<real>(in.cost[at(r)] - in.cost[at(best)]) ? r : best;
                 }
                 b.rung[at(h * in.tokens + i)] = static_cast<std::uint8_t>(best);
             }

@@ -2,7 +2,6 @@
 
 #include <mdkv/attend.hpp>
 #include <mdkv/core/budget.hpp>
-#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/attend.hpp>
@@ -11,7 +10,7 @@
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/prompt.hpp>
 #include <mdkv/recompress.hpp>
-#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/replay.hpp>
 #include <mdkv/stages/score.hpp>
 

@@ -739,7 +739,7 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
     of_preset("replayed.sinks is -2; it must not be negative", [](preset& o) { o.replayed->sinks = -2; });
     of_preset("replayed.join is -1; it must be finite and not negative", [](preset& o) { o.replayed->join = -1; });
     of_preset("stand_ins is -1; it must not be negative", [](preset& o) { o.stand_ins = -1; });
-    of_preset("refitted.blocks is 0; it must be at least 1", [](preset& o) { o.refitted = refit_part{.blocks = 0}; });
+    of_preset("refitted.blocks is 0; it must be from 1 to 1000000", [](preset& o) { o.refitted = refit_part{.blocks = 0}; });
     of_preset("scale is nan; it", [](preset& o) { o.scale = NAN; });
     of_preset("pooling.width is 4; it must be odd and at least 1", [](preset& o) { o.pooling.width = 4; });
     of_preset("shared.depth is nan; ", [](preset& o) { o.shared->depth = NAN; });

@@ -11,7 +11,7 @@
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
-#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/replay.hpp>
 
 #include <algorithm>
 #include <cstdint>

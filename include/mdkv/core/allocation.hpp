@@ -19,7 +19,6 @@ namespace MDKV_NAMESPACE
 struct rung_costs
 {
     mdkv::array<index_t, max_rungs> bytes{};      ///< strictly ascending
-    mdkv::array<bool, max_rungs> projected{};     ///< needs the head's projections
     mdkv::array<index_t, max_rungs> projection{}; ///< bytes of the projections; 0 for a rung that needs none
     mdkv::array<bool, max_rungs> rotated{};       ///< needs the head's channels
     index_t channels  = 0; ///< bytes of a head's channels, set aside for every head; 0 if no rung needs them
@@ -40,7 +39,6 @@ struct rung_costs
         for (std::size_t r = 0; r < ratios.size(); ++r)
         {
             bytes[r]      = ratios.bytes(r, dims, element_bytes);
-            projected[r]  = ratios[r].projected();
             projection[r] = projection_bytes(ratios, r, dims, element_bytes);
             rotated[r]    = ratios[r].rotated();
             channels      = rotated[r] ? channel_bytes(dims, element_bytes) : channels;
@@ -74,8 +72,8 @@ struct rung_costs
             expects(bytes[r] >= 0, caller, ": costs.bytes[", r, "] is ", bytes[r], "; it must not be negative");
             expects(r == 0 || bytes[r] > bytes[r - 1], caller, ": costs.bytes must ascend; [", r, "] = ", bytes[r],
                 " does not exceed ", bytes[r == 0 ? 0 : r - 1]);
-            expects(projection[r] >= 0 && (projected[r] || projection[r] == 0), caller, ": costs.projection[", r,
-                "] is ", projection[r], "; it must be 0 for a rung that is not projected, and never negative");
+            expects(projection[r] >= 0, caller, ": costs.projection[", r, "] is ", projection[r],
+                "; it must not be negative");
         }
     }
 };
@@ -85,12 +83,11 @@ struct rung_costs
 template <space S>
 struct list_losses
 {
-    view<float const, 3, S> loss{};  ///< [H, R, N]  N tokens of the longest head; stride 0 between heads of lists
-    view<std::uint8_t, 2, S> rung{}; ///< [H, N]     the same
-    view<index_t const, 1, S>
-        first{};        ///< [H + 1]    where heads' lists begin and the last one ends; empty: there are none
-    index_t tokens = 0; ///< tokens of all lists in `loss`
-    index_t rungs  = 0; ///< tokens of all lists in `rung`
+    view<float const, 3, S> loss{};    ///< [H, R, N]  N tokens of the longest head; stride 0 between heads of lists
+    view<std::uint8_t, 2, S> rung{};   ///< [H, N]     the same
+    view<index_t const, 1, S> first{}; ///< [H + 1]  where heads' lists begin and the last one ends; empty: none
+    index_t tokens = 0;                ///< tokens of all lists in `loss`
+    index_t rungs  = 0;                ///< tokens of all lists in `rung`
 
     list_losses() = default;
     /// \param loss_  [H, R, N]  pooled or not; need not fall with the rung

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <concepts>
 #include <cstddef>
-#include <type_traits>
 
 namespace MDKV_NAMESPACE::detail
 {
@@ -59,44 +58,32 @@ MDKV_HD void widen_some(Team const& t, T const* from, index_t n, float (&x)[N])
     for (int l = 0; l < n; ++l) { x[l] = widen(load_at<T>(from + l)); }
 }
 
-/// Calls body(token, coordinate, n) for a tile: one thread takes n = Team::lanes neighbours in a row at once if there are as many,
-/// otherwise n is 1; n is an integral constant.
-template <team Team, class Body>
-MDKV_HD void for_neighbours(Team const& t, int tokens, int coordinates, Body const& body)
-{
-    int done = 0;
-    for (constexpr int lanes = Team::lanes; lanes > 1 && done + lanes <= coordinates; done += lanes)
-    {
-        for (int i = 0; i < tokens; ++i) { body(i, done, std::integral_constant<int, lanes>{}); }
-    }
-    for_tokens(
-        t, tokens, coordinates - done, [&](int i, int c) { body(i, done + c, std::integral_constant<int, 1>{}); });
-}
-
 /// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where token i begins. Backends may overload
 /// it.
 template <team Team, class Row>
 MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const& row, float* to)
 {
-    for_neighbours(t, tokens, coordinates, [&](int i, int c, auto count) {
-        constexpr int n = decltype(count)::value; // kernels convert no integral_constant
-        float x[std::size_t{n}];
-        widen_lanes(t, row(i) + c, x);
-        for (int l = 0; l < n; ++l) { to[(c + l) * tile_tokens + i] = x[l]; }
-    });
+    for_tokens(t, tokens, coordinates, [&](int i, int c) { to[c * tile_tokens + i] = widen(load_at(row(i) + c)); });
 }
 
-/// The inverse of widen_columns: row(i)[c] = from[16 c + i], rounded to T, and cut to half's range if T is half.
+/// The inverse of widen_columns: row(i)[c] = from[16 c + i], rounded to T, and cut to half's range if T is half. One thread takes
+/// Team::lanes neighbours in a row at once.
 template <element T, team Team, class Row>
 MDKV_HD void narrow_columns(Team const& t, int tokens, int coordinates, float const* from, Row const& row)
 {
-    for_neighbours(t, tokens, coordinates, [&](int i, int c, auto count) {
-        constexpr int n = decltype(count)::value; // kernels convert no integral_constant
-        float x[std::size_t{n}];
-        for (int l = 0; l < n; ++l) { x[l] = from[(c + l) * tile_tokens + i]; }
-        for (int l = 0; std::same_as<T, half> && l < n; ++l) { x[l] = within_half(x[l]); }
-        narrow_lanes(t, x, row(i) + c);
-    });
+    auto const one = [](float x) { return std::same_as<T, half> ? within_half(x) : x; };
+    int done       = 0;
+    for (constexpr int lanes = Team::lanes; lanes > 1 && done + lanes <= coordinates; done += lanes)
+    {
+        for (int i = 0; i < tokens; ++i)
+        {
+            float x[std::size_t{lanes}];
+            for (int l = 0; l < lanes; ++l) { x[l] = one(from[(done + l) * tile_tokens + i]); }
+            narrow_lanes(t, x, row(i) + done);
+        }
+    }
+    for_tokens(t, tokens, coordinates - done,
+        [&](int i, int c) { store_at(row(i) + done + c, narrow<T>(one(from[(done + c) * tile_tokens + i]))); });
 }
 
 /// sum[k][l] = sum over d, ascending, of direction[k][step d] * column[16 d + l]. A backend whose team has a faster way has an

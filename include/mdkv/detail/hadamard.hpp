@@ -24,99 +24,60 @@ namespace MDKV_NAMESPACE::detail
     return n == 2 ? factor * 0.70710678118654752F : factor;
 }
 
-/// x := H x for numbers, or vectors of neighbours, in registers. All loops are unrolled, because only constant indices choose
-/// registers.
-template <class V, std::size_t Count>
-[[gnu::always_inline]] MDKV_HD inline void hadamard_registers(V (&x)[Count]) noexcept
+/// The steps of `hadamard` that combine `Count` coordinates, from `half` on, in a block of n coordinates; and the product of the
+/// last step. Members share the sums out. All loops over registers are unrolled, because only constant indices choose them.
+template <int Count, int Vectors, team Team>
+MDKV_HD void hadamard_steps(Team const& t, float* x, int n, int half) noexcept
 {
-    MDKV_UNROLL
-    for (std::size_t step = 1; step < Count; step *= 2)
+    constexpr int lanes = Vectors % Team::register_lanes == 0 ? Team::register_lanes : 1;
+    float const factor  = Count * half == n ? hadamard_factor(n) : 1.0F;
+    for (int k = member(t); k < n / Count * (Vectors / lanes); k += members(t))
     {
+        int const p       = k / (Vectors / lanes);
+        int const i       = (p & -half) * Count + (p & (half - 1)); // (half is a power of two)
+        float* const from = x + i * Vectors + k % (Vectors / lanes) * lanes;
+        lane_floats<lanes> v[std::size_t{Count}];
         MDKV_UNROLL
-        for (std::size_t k = 0; k < Count; ++k)
+        for (int c = 0; c < Count; ++c) { v[c] = load_lanes<lane_floats<lanes>>(from + c * half * Vectors); }
+        MDKV_UNROLL
+        for (int step = 1; step < Count; step *= 2)
         {
-            if ((k & step) != 0) { continue; }
-            V const a   = x[k];
-            V const b   = x[k + step];
-            x[k]        = a + b;
-            x[k + step] = a - b;
+            MDKV_UNROLL
+            for (int c = 0; c < Count; ++c)
+            {
+                if ((c & step) != 0) { continue; }
+                lane_floats<lanes> const a = v[c];
+                lane_floats<lanes> const b = v[c + step];
+                v[c]                       = a + b;
+                v[c + step]                = a - b;
+            }
+        }
+        MDKV_UNROLL
+        for (int c = 0; c < Count; ++c)
+        {
+            v[c] *= factor;
+            store_lanes(from + c * half * Vectors, v[c]);
         }
     }
-}
-
-/// The steps of hadamard below that combine `Count` coordinates, from `half` on, in a block of n coordinates; and the
-/// product of the last step.
-template <int Count, int Lanes>
-MDKV_HD void hadamard_steps(float* x, index_t n, index_t stride, index_t half) noexcept
-{
-    using floats       = lane_floats<Lanes>;
-    float const factor = Count * half == n ? hadamard_factor(n) : 1.0F;
-    for (index_t p = 0; p < n / Count; ++p)
-    {
-        index_t const i = (p & -half) * Count + (p & (half - 1)); // (half is a power of two)
-        floats v[std::size_t{Count}];
-        MDKV_UNROLL
-        for (int k = 0; k < Count; ++k) { v[k] = load_lanes<floats>(x + (i + k * half) * stride); }
-        hadamard_registers(v);
-        MDKV_UNROLL
-        for (int k = 0; k < Count; ++k)
-        {
-            v[k] *= factor;
-            store_lanes(x + (i + k * half) * stride, v[k]);
-        }
-    }
+    t.sync();
 }
 
 /// x := H x / sqrt(n) for each block of n coordinates, H the Hadamard matrix of order n with H(i, j) = -1 to the number of
-/// bits that i and j share: n log n sums, then one product each, for `Lanes` vectors side by side whose coordinates are
-/// `stride` apart. Orthonormal and its own inverse: products of two rotated vectors equal the originals' products, and a
-/// second rotation gives the original back.
-template <int Lanes = 1>
-MDKV_HD void hadamard(float* x, index_t group, index_t stride = Lanes) noexcept
-{
-    for (index_t n = 0; group > 0; group -= n, x += n * stride)
-    {
-        n            = hadamard_block(group);
-        index_t half = 1;
-        if constexpr (Lanes > 1) // three steps a pass over memory, with eight coordinates in registers
-        {
-            for (; 8 * half <= n; half *= 8) { hadamard_steps<8, Lanes>(x, n, stride, half); }
-        }
-        for (; half < n; half *= 2) { hadamard_steps<2, Lanes>(x, n, stride, half); }
-    }
-}
-
-/// The same for `Vectors` vectors side by side, `Vectors` apart, by a team. Members of a block share the sums of every step
-/// out; all have seen x, and all see the result.
+/// bits that i and j share: n log n sums, then one product each, for `Vectors` vectors side by side whose coordinates are
+/// `Vectors` apart. Orthonormal and its own inverse: products of two rotated vectors equal the originals' products, and a
+/// second rotation gives the original back. All members have seen x, and all see the result.
 template <int Vectors, team Team>
-MDKV_HD void hadamard_by_team(Team const& t, float* x, int n) noexcept
+MDKV_HD void hadamard(Team const& t, float* x, int group) noexcept
 {
-    if constexpr (Team::lanes > 1)
+    for (int n = 0; group > 0; group -= n, x += n * Vectors)
     {
-        constexpr int lanes = Team::register_lanes;
-        for (int i = 0; i < Vectors; i += lanes) { hadamard<lanes>(x + i, n, Vectors); }
-    }
-    else
-    {
-        for (int half = 1; half < n; half *= 2)
+        n        = static_cast<int>(hadamard_block(group));
+        int half = 1;
+        if constexpr (Team::lanes > 1) // three steps a pass over memory, with eight coordinates in registers
         {
-            int const block    = 2 * half;
-            int const blocks   = n & -block;                            // coordinates in blocks that are not smaller
-            int const last     = (n & block) != 0 ? blocks - block : n; // first coordinate of a block of this size
-            float const factor = hadamard_factor(block);
-            for (int p = member(t); p < blocks / 2 * Vectors; p += members(t))
-            {
-                int const pair  = p / Vectors;
-                int const i     = (pair & -half) * 2 + (pair & (half - 1));
-                float const own = i < last ? 1.0F : factor;
-                float* const a  = x + i * Vectors + p % Vectors;
-                float* const b  = a + half * Vectors;
-                float const sum = *a + *b;
-                *b              = (*a - *b) * own;
-                *a              = sum * own;
-            }
-            t.sync();
+            for (; 8 * half <= n; half *= 8) { hadamard_steps<8, Vectors>(t, x, n, half); }
         }
+        for (; half < n; half *= 2) { hadamard_steps<2, Vectors>(t, x, n, half); }
     }
 }
 

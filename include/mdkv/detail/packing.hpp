@@ -7,7 +7,6 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
-#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/panel.hpp>
@@ -16,6 +15,7 @@
 #include <mdkv/detail/team.hpp>
 #include <mdkv/detail/tile_codec.hpp>
 #include <mdkv/detail/tile_loops.hpp>
+#include <mdkv/stages/channels.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -23,6 +23,11 @@ struct panel_vectors
 
     [[nodiscard]] MDKV_HD index_t count() const noexcept { return from.extent(across ? 2 : 1); }
     [[nodiscard]] MDKV_HD index_t depth() const noexcept { return from.extent(across ? 1 : 2); }
+    /// Numbers at, at + 1, ... of all vectors.
+    [[nodiscard]] panel_vectors part(index_t at, index_t n) const
+    {
+        return {across ? slice<1>(from, at, n) : slice<2>(from, at, n), across};
+    }
 };
 
 /// The tokens that heads have, if not all that there is room for: columns of a product, or, if they are `summed`, its depth.
@@ -40,9 +45,18 @@ struct panel_tokens
     }
 };
 
-/// Puts the product of every row and column where it belongs: take(h, row, column, products, count) gets those of a row and
-/// `count` neighbouring columns. Each is a sum in float, in ascending order. An item is sixteen columns of a head.
-template <backend B, element T, class Take>
+/// Where products go, and how.
+template <backend B, class V>
+struct panel_output
+{
+    out_view<V, 3, B> to; // [H, rows, columns]
+    bool add    = false;  ///< products are added to what is there
+    bool mirror = false;  ///< rows and columns are the same: products up to the diagonal are written to both triangles
+    in_view<float, 2, B> factors{}; ///< [H, rows]  if there are any, what is there is multiplied with them first
+};
+
+/// The product of every row and column, a sum in float, in ascending order. An item is sixteen columns of a head.
+template <backend B, element T, class V>
 struct panel_product
 {
     static constexpr char const* name = "panel_product";
@@ -51,9 +65,8 @@ struct panel_product
 
     panel_vectors<B, float> rows;
     panel_vectors<B, T> columns;
-    Take take;
+    panel_output<B, V> put;
     panel_tokens<B> tokens{};
-    bool triangle = false; ///< products of rows up to the columns' last alone
 
     [[nodiscard]] MDKV_HD index_t tiles() const noexcept { return (columns.count() + tile - 1) / tile; }
     [[nodiscard]] index_t items() const noexcept { return rows.from.extent(0) * tiles(); }
@@ -70,14 +83,22 @@ struct panel_product
         if (count <= 0) { return; }
         index_t const step  = rows.across ? rows.from.stride(1) : 1;
         index_t const apart = rows.across ? 1 : rows.from.stride(1);
-        auto const all      = static_cast<int>(triangle && first + tile < rows.count() ? first + tile : rows.count());
+        auto const all      = static_cast<int>(put.mirror && first + tile < rows.count() ? first + tile : rows.count());
         float* const copied = t.scratch().template take<float>(index_t{depth} * tile); // [K, 16]
         fetch(t, h, first, count, depth, copied);
         t.sync();
         project_columns(
             t, copied, count, depth, all, [&](int r) { return rows.from.row(h, 0) + r * apart; },
             [&](int r, int i, auto const& sums) {
-                take(h, r, first + i, sums, count - i < Team::lanes ? count - i : Team::lanes);
+                V* const line = put.to.row(h, r) + first + i;
+                V const by    = put.factors.empty() ? V{1} : V{put.factors(h, r)};
+                for (int l = 0; l < (count - i < Team::lanes ? count - i : Team::lanes); ++l)
+                {
+                    index_t const column = first + i + l;
+                    if (put.mirror && r > column) { continue; }
+                    line[l] = put.add ? line[l] * by + V{sums[l]} : V{sums[l]};
+                    if (put.mirror) { put.to(h, column, r) = line[l]; }
+                }
             },
             step);
     }
@@ -99,38 +120,13 @@ private:
             return;
         }
         constexpr int lanes = Team::lanes;
-        T const* const from = columns.from.row(h, 0) + first;
         for (int i = member(t); i < depth * (tile / lanes); i += members(t))
         {
             int const k = i / (tile / lanes);
             int const c = i % (tile / lanes) * lanes;
             float x[std::size_t{lanes}]{};
-            widen_some(t, from + k * columns.from.stride(1) + c, count - c, x);
+            widen_some(t, columns.from.row(h, k) + first + c, count - c, x);
             for (int l = 0; l < lanes; ++l) { to[k * tile + c + l] = x[l]; }
-        }
-    }
-};
-
-/// Writes products to [H, rows, columns], or adds them to what is there, which a factor for each row is multiplied with first if
-/// there are factors.
-template <backend B, class V>
-struct put_products
-{
-    out_view<V, 3, B> to;
-    bool add    = false;
-    bool mirror = false; ///< rows and columns are the same: both triangles are written
-    in_view<float, 2, B> factors{};
-
-    template <int Lanes>
-    MDKV_HD void operator()(index_t h, index_t row, index_t column, float const (&x)[Lanes], int count) const
-    {
-        V* const line = to.row(h, row) + column;
-        V const by    = factors.empty() ? V{1} : V{factors(h, row)};
-        for (int l = 0; l < count; ++l)
-        {
-            if (mirror && row > column + l) { continue; }
-            line[l] = add ? line[l] * by + V{x[l]} : V{x[l]};
-            if (mirror) { to(h, column + l, row) = line[l]; }
         }
     }
 };
@@ -170,17 +166,13 @@ void for_pieces(index_t n, Body const& body)
 /// Products of rows and columns of any length, summed in float over panel_depth numbers and then in V.
 template <backend B, element T, class V>
 void multiply(B const& on, panel_vectors<B, float> const& rows, panel_vectors<B, T> const& columns,
-    put_products<B, V> put, panel_tokens<B> const& tokens = {}, bool triangle = false)
+    panel_output<B, V> put, panel_tokens<B> tokens = {})
 {
-    auto const part = [](auto const& x, index_t at, index_t count) {
-        return x.across ? slice<1>(x.from, at, count) : slice<2>(x.from, at, count);
-    };
     for_pieces(columns.depth(), [&](index_t at, index_t count) {
-        run(on, panel_product<B, T, put_products<B, V>>{{part(rows, at, count), rows.across},
-                    {part(columns, at, count), columns.across}, put,
-                    {tokens.counts, tokens.summed ? tokens.from + at : tokens.from, tokens.summed}, triangle});
+        run(on, panel_product<B, T, V>{rows.part(at, count), columns.part(at, count), put, tokens});
         put.add     = true;
         put.factors = {};
+        tokens.from += tokens.summed ? count : 0;
     });
 }
 

@@ -5,7 +5,6 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
@@ -13,6 +12,7 @@
 #include <mdkv/detail/team.hpp>
 #include <mdkv/detail/tile_codec.hpp>
 #include <mdkv/detail/tile_loops.hpp>
+#include <mdkv/stages/channels.hpp>
 
 namespace MDKV_NAMESPACE::detail
 {

@@ -3,13 +3,13 @@
 
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/stages/channels.hpp>
 
 #include <cmath>
 

@@ -29,7 +29,7 @@ MDKV_OUTLINE MDKV_HD void rotate(Team const& t, float* x, int n, float const* me
         store_lanes(x + j * tile_tokens + i, factor == nullptr ? centred : centred * factor[j]);
     });
     t.sync();
-    hadamard_by_team<tile_tokens>(t, x, n);
+    hadamard<tile_tokens>(t, x, n);
 }
 /// x := H x * factor + mean, the inverse for an inverse factor. Members see the coordinates that for_coordinates gives them.
 template <team Team>
@@ -37,7 +37,7 @@ MDKV_OUTLINE MDKV_HD void rotate_back(Team const& t, float* x, int n, float cons
 {
     using floats = lane_floats<Team::register_lanes>;
     t.sync();
-    hadamard_by_team<tile_tokens>(t, x, n);
+    hadamard<tile_tokens>(t, x, n);
     for_coordinates(t, n, [&](int j, int i) {
         store_lanes(x + j * tile_tokens + i, load_lanes<floats>(x + j * tile_tokens + i) * factor[j] + mean[j]);
     });

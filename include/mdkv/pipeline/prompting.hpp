@@ -7,7 +7,6 @@
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -252,7 +251,7 @@ struct prompt_work
         mdkv::pool(on, as_input(scored), p.pooling, pooled);
         if (!p.replayed) { return keep(as_input(pooled)); }
         agree(on, "prompt::finish_layer", agreed, N + one.window, l);
-        join_losses(on, share(1), as_input(found), as_input(pooled), p.replayed->join, scored);
+        join(on, as_input(found), as_input(pooled), p.replayed->join, scored, shape.ranks);
         keep(as_input(scored));
     }
 
@@ -291,7 +290,7 @@ struct prompt_work
         {
             auto const weighed = slice<0>(leverages, 0, settings.leverage_power() > 0 ? N : 0);
             sum_over_ranks(on, shape.ranks, weighed.data_handle(), weighed.extent(0));
-            balance_losses(on, share(L), slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed)));
+            mdkv::balance(on, slice<3>(losses, 0, N), settings.template balance<B>(as_input(weighed), shape.ranks));
             balanced = true;
         }
         if (next.coded_window) { fill_rungs(on, settings.ratios.costliest_rotated()); } // the window's stay

@@ -9,12 +9,10 @@
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/cache_owner.hpp>
-#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/read_tokens.hpp>
 #include <mdkv/detail/slot_losses.hpp>
@@ -30,6 +28,7 @@
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/basis.hpp>
+#include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/pool.hpp>
 
 #include <algorithm>

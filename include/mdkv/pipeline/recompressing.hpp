@@ -278,7 +278,7 @@ struct recompressing
         for (std::size_t r = 0; r < costs.size(); ++r)
         {
             // No projections are made: heads pay for an average of those they have.
-            if (costs.projected[r]) { costs.projection[r] = (projections + H - 1) / H; }
+            if (costs.projection[r] > 0) { costs.projection[r] = (projections + H - 1) / H; }
         }
         return allocate_within(on, "recompress", {bytes}, costs, {.charge = options.allocation.charge},
             {as_input(loss), rung, cache_slots.first, M});
@@ -294,9 +294,9 @@ private:
                 old_seeds.data_handle(), tokens_read, entries.data_handle()},
             H);
         index_t const all = M + most_made;
-        mdkv::detail::make_stand_ins(on, slice<1>(queries, queries.extent(1) - lse.extent(1), lse.extent(1)),
-            as_input(all_keys), as_input(all_values), as_input(marks), lse, all,
-            {.scale = by_slot.layout.scale, .first_query = all}, {M, old_seeds.data_handle()}, made_keys, made_values);
+        mdkv::stand_in(on, slice<1>(queries, queries.extent(1) - lse.extent(1), lse.extent(1)), as_input(all_keys),
+            as_input(all_values), as_input(marks), lse, all, {by_slot.layout.scale, all, M, old_seeds.data_handle()},
+            made_keys, made_values);
     }
 
     /// Scores one head: heads have different numbers of tokens. Losses are pooled within a run.

@@ -3,13 +3,13 @@
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/float_environment.hpp>
-#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
+#include <mdkv/replay/leverage.hpp>
 
 #include <cmath>
 #include <optional>
@@ -187,75 +187,16 @@ struct balance_options
     /// Losses of layer l of L are multiplied by e^(depth * l / L): if it is above 0, late layers count more. Within +-40.
     float depth = 0.0F;
 
-    /// Losses of tokens whose surroundings (8 tokens on each side) have more than the mean leverage are multiplied by this power of it, in
-    /// all layers alike: questions target unusual passages more often than the prompt's own attention predicts. Other
-    /// losses stay, because most rows attend to some of these tokens. Finite, >= 0; 0: none.
-    /// The factor is capped at 2^127 / (H * N * e^max(depth, 0)), so that losses stay finite.
+    /// Losses of tokens whose surroundings (8 tokens on each side) have more than the mean leverage are multiplied by this power of
+    /// it, in all layers alike: questions target unusual passages more often than the prompt's own attention predicts. Finite,
+    /// >= 0; 0: none. The factor is capped at 2^127 / (H * N * e^max(depth, 0)), so that losses stay finite.
     float leverage_power = 0.0F;
 
-    /// [N]  the sums of add_leverage over all layers and heads; read, and needed, if leverage_power is above 0.
+    /// [N]  the sums of add_leverage over all layers, heads and ranks; read, and needed, if leverage_power is above 0.
     std::optional<in_view<leverage_sum, 1, B>> leverages = std::nullopt;
+
+    mdkv::ranks const* ranks = nullptr; ///< other ranks that have further heads of each layer, and make the same call
 };
-
-namespace detail
-{
-
-/// The body of balance, for heads of which other ranks may have further ones; leverages are sums of all ranks.
-template <backend B>
-void balance_losses(
-    B const& on, head_share const& heads, out_view<float, 4, B> losses, balance_options<B> const& options)
-{
-    index_t const L      = losses.extent(0);
-    index_t const H      = losses.extent(1);
-    index_t const N      = losses.extent(3);
-    index_t const tokens = options.leverage_power > 0 ? N : 0; // tokens with a factor
-    float_environment const standard;
-    double const largest =
-        0x1p127 / (static_cast<double>(heads.all * N) * std::exp(std::fmax(double{options.depth}, 0.0)));
-    workspace::frame frame{*on.scratch};
-    row_totals<B> const of_layers{
-        frame, heads, {losses.data_handle(), {L, H, N}, {losses.stride(0), losses.stride(1), 1}}};
-    auto* const widened = frame.template take<float>(tokens);
-    double* factors     = frame.template take<double>(tokens);
-    row_totals<B> const of_leverages{frame, {nullptr, 1, 1}, {widened, {1, 1, tokens}, {0, 0, 1}}};
-    of_layers.find(on, heads.with);
-    if (tokens > 0)
-    {
-        run(on, widen_leverages<B>{*options.leverages, widened});
-        of_leverages.find(on);
-        run(on, weigh_surroundings<B>{{widened, {tokens}, {1}}, of_leverages.totals, tokens,
-                    double{options.leverage_power}, largest, factors});
-    }
-    else { factors = nullptr; }
-    double const count = static_cast<double>(heads.all * N);
-    run(on, weigh_losses<B>{
-                as_input(losses), {of_layers.totals, count, 1, double{options.depth}, L}, factors, {}, {}, losses});
-}
-
-/// The body of join, for heads of which other ranks may have further ones.
-template <backend B>
-void join_losses(B const& on, head_share const& heads, in_view<float, 3, B> first, in_view<float, 3, B> second,
-    float weight, out_view<float, 3, B> joined)
-{
-    auto const [H, R, N] = joined.extents().items;
-    if (R == 0) { return; }
-    auto const rows = [&]<class V>(view<V, 3, B::memory_space> const& x) { // with a dimension of layers
-        return view<V, 4, B::memory_space>{x.data_handle(), {1, H, R, N}, {0, x.stride(0), x.stride(1), 1}};
-    };
-    auto const at_rung_0 = [&](in_view<float, 3, B> const& x) {
-        return in_view<float, 3, B>{x.data_handle(), {1, H, N}, {0, x.stride(0), 1}};
-    };
-    workspace::frame frame{*on.scratch};
-    row_totals<B> const of_first{frame, heads, at_rung_0(first)};
-    row_totals<B> const of_second{frame, heads, at_rung_0(second)};
-    of_first.find(on, heads.with);
-    of_second.find(on, heads.with);
-    double const count = static_cast<double>(heads.all * N);
-    run(on, weigh_losses<B>{rows(first), {of_first.totals, count}, nullptr, rows(second),
-                {of_second.totals, count, double{weight}}, rows(joined)});
-}
-
-} // namespace detail
 
 /// Makes the losses of different layers comparable, so that one call of allocate over [L*H, R, N] shares one budget among
 /// all layers of a model: each layer's losses are divided by their mean at rung 0 over its heads and tokens, and
@@ -267,7 +208,7 @@ void join_losses(B const& on, head_share const& heads, in_view<float, 3, B> firs
 /// \param[in]     options  weights of layers and tokens
 /// \pre    losses >= 0; a leverage that is not finite makes all losses NaN
 /// \cost   reads every loss once, losses at rung 0 twice, and writes each once; O(N); scratch O(L*H*N / 4,096 + N)
-/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu), which is waited for over ranks
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
 /// \throws invalid_argument        a shape disagrees, an option is out of its range, leverage_power is above 0 without leverages,
 ///                                 an output overlaps; nothing was changed
@@ -275,15 +216,36 @@ void join_losses(B const& on, head_share const& heads, in_view<float, 3, B> firs
 template <backend B>
 void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const& options = {})
 {
-    detail::expects_depth("balance: depth", options.depth);
-    detail::expects_not_negative("balance", "leverage_power", options.leverage_power);
+    using namespace detail;
+    expects_depth("balance: depth", options.depth);
+    expects_not_negative("balance", "leverage_power", options.leverage_power);
     expects(options.leverage_power == 0 || options.leverages, "balance: leverage_power is ", options.leverage_power,
         " without leverages");
-    array<index_t, 4> const shape = losses.extents();
-    detail::checks{on, "balance"}
-        .in("options.leverages", options.leverages, {{shape[3]}}, "N")
-        .out("losses", losses, shape, "L,H,R,N");
-    if (!losses.empty()) { detail::balance_losses(on, {nullptr, shape[0], shape[1]}, losses, options); }
+    auto const [L, H, R, N] = losses.extents().items;
+    checks{on, "balance"}
+        .in("options.leverages", options.leverages, {{N}}, "N")
+        .out("losses", losses, losses.extents(), "L,H,R,N");
+    if (R == 0 || (losses.empty() && options.ranks == nullptr)) { return; }
+    head_share const heads{options.ranks, L, H};
+    auto const count = static_cast<double>(heads.all * N);
+    float_environment const standard;
+    workspace::frame frame{*on.scratch};
+    row_totals<B> const of_layers{
+        frame, heads, {losses.data_handle(), {L, H, N}, {losses.stride(0), losses.stride(1), 1}}};
+    of_layers.find(on, options.ranks);
+    double* factors = nullptr;
+    if (options.leverage_power > 0)
+    {
+        auto const leverages = scratch_view<float>(on, frame, N);
+        row_totals<B> const total{frame, {nullptr, 1, 1}, {leverages.data_handle(), {1, 1, N}, {0, 0, 1}}};
+        factors = frame.template take<double>(N);
+        run(on, widen_leverages<B>{*options.leverages, leverages.data_handle()});
+        total.find(on);
+        run(on, weigh_surroundings<B>{as_input(leverages), total.totals, N, double{options.leverage_power},
+                    0x1p127 / (count * std::exp(std::fmax(double{options.depth}, 0.0))), factors});
+    }
+    run(on, weigh_losses<B>{
+                as_input(losses), {of_layers.totals, count, 1, double{options.depth}, L}, factors, {}, {}, losses});
 }
 
 /// Joins losses by two sets of rows. One set may have many rows of one kind (all of a prompt's queries, replayed), the
@@ -298,26 +260,42 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
 /// \param[in]  second   [H, R, N]  losses at the same rungs
 /// \param[in]  weight   factor of the second set; >= 0
 /// \param[out] joined   [H, R, N]  may be `first` itself. A set whose mean is 0 adds nothing; a NaN at rung 0 makes all NaN
+/// \param[in]  others   see balance_options::ranks
 /// \cost   reads and writes every loss once; scratch O(H*N / 4,096)
-/// \sync   returns when done (cpu); enqueued on the stream (gpu)
+/// \sync   returns when done (cpu); enqueued on the stream (gpu), which is waited for over ranks
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in double
 /// \throws invalid_argument        a shape disagrees, weight is negative or non-finite, output overlaps more than `first`;
 ///                                 nothing was changed
 /// \see    tests/unit/replay/join.cpp; docs/lab/2026-11/quality.md compares other ways to join
 template <backend B>
-void join(
-    B const& on, in_view<float, 3, B> first, in_view<float, 3, B> second, float weight, out_view<float, 3, B> joined)
+void join(B const& on, in_view<float, 3, B> first, in_view<float, 3, B> second, float weight,
+    out_view<float, 3, B> joined, ranks const* others = nullptr)
 {
-    detail::expects_not_negative("join", "weight", weight);
+    using namespace detail;
+    expects_not_negative("join", "weight", weight);
     array<index_t, 3> const shape = first.extents();
-    detail::checks arguments{on, "join"};
+    checks arguments{on, "join"};
     // In place, `first` is also the output, whose check covers it.
     if (joined.data_handle() != first.data_handle() || joined.strides() != first.strides())
     {
         arguments.in("first", first, shape, "H,R,N");
     }
     arguments.in("second", second, shape, "H,R,N").out("joined", joined, shape, "H,R,N");
-    detail::join_losses(on, {nullptr, 1, shape[0]}, first, second, weight, joined);
+    if (shape[1] == 0) { return; }
+    head_share const heads{others, 1, shape[0]};
+    workspace::frame frame{*on.scratch};
+    auto const unit_of = [&](in_view<float, 3, B> const& x, float factor) {
+        row_totals<B> const sums{frame, heads, {x.data_handle(), {1, shape[0], shape[2]}, {0, x.stride(0), 1}}};
+        sums.find(on, others);
+        return layer_units{sums.totals, static_cast<double>(heads.all * shape[2]), double{factor}};
+    };
+    auto const rows = []<class V>(view<V, 3, B::memory_space> const& x) { // with a dimension of layers
+        return view<V, 4, B::memory_space>{
+            x.data_handle(), {1, x.extent(0), x.extent(1), x.extent(2)}, {0, x.stride(0), x.stride(1), 1}};
+    };
+    layer_units const unit  = unit_of(first, 1);
+    layer_units const other = unit_of(second, weight);
+    run(on, weigh_losses<B>{rows(first), unit, nullptr, rows(second), other, rows(joined)});
 }
 
 } // namespace MDKV_NAMESPACE

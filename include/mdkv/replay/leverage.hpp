@@ -2,7 +2,6 @@
 #pragma once
 
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
@@ -12,16 +11,48 @@
 #include <mdkv/stages/basis.hpp>
 
 #include <cmath>
+#include <cstdint>
 
 namespace MDKV_NAMESPACE
 {
 
+/// A token's leverages, each from 0 to 1, summed over heads of any layers on any ranks, in units of 2^-36; 0: no leverage yet.
+/// See add_leverage.
+using leverage_sum = std::int64_t;
+
+/// The number of units of a leverage of 1.
+inline constexpr double leverage_units = 0x1p36;
+
+/// A sum with a leverage that is NaN or infinite. Larger and negative sums mean the same, because sums of ranks may pass it. Finite
+/// leverages of fewer than 2^16 heads stay below it.
+inline constexpr leverage_sum non_finite_leverage = leverage_sum{1} << 52;
+
+/// A leverage as a sum of one head, rounded to a unit.
+[[nodiscard]] MDKV_HD constexpr leverage_sum leverage_sum_of(double leverage) noexcept
+{
+    return leverage >= 0 && leverage < 0x1p15 ? static_cast<leverage_sum>(leverage * leverage_units + 0.5)
+                                              : non_finite_leverage;
+}
+
+/// The sum as a number; NaN if a leverage was not finite.
+[[nodiscard]] MDKV_HD constexpr float leverage_of(leverage_sum sum) noexcept
+{
+    return sum >= 0 && sum < non_finite_leverage ? static_cast<float>(static_cast<double>(sum) / leverage_units)
+                                                 : __builtin_nanf("");
+}
+
+/// The sum of both; with a leverage that is not finite it stays `non_finite_leverage`.
+[[nodiscard]] MDKV_HD constexpr leverage_sum sum_of_leverages(leverage_sum a, leverage_sum b) noexcept
+{
+    bool const finite = a >= 0 && a < non_finite_leverage && b >= 0 && b < non_finite_leverage;
+    return finite ? a + b : non_finite_leverage;
+}
+
 namespace detail
 {
 
-/// Makes of each head's Gram matrix G = X'X a triangular W with W'W = (G + lambda I)^-1, so that a leverage is |W x|^2, and
-/// least squares are solved by two products: Gaussian elimination of (G | I) from the first row down, in place, in double. An item
-/// is a head.
+/// Makes of each head's Gram matrix G = X'X a triangular W with W'W = (G + lambda I)^-1, of which leverages |W x|^2 and least
+/// squares are products. An item is a head.
 template <backend B>
 struct whiten
 {
@@ -41,32 +72,15 @@ struct whiten
         index_t const count = counts.empty() ? dim : counts(h);
         double const lambda = count == 0 ? 0.0 : ridge * energy / static_cast<double>(count);
         auto const share    = share_rows(t, dim);
-        // No pivot of a matrix that is G + lambda I without rounding is below lambda. (A NaN stays.)
-        auto const pivot_of = [&](index_t k) { return gram(h, k, k) < lambda ? lambda : gram(h, k, k); };
         t.sync();
         for (index_t i = t.rank(); i < dim; i += t.size()) { gram(h, i, i) += lambda; }
         t.sync();
-        for (index_t k = 0; k < dim; ++k)
-        {
-            double const pivot      = pivot_of(k);
-            double const* const top = gram.row(h, k);
-            for (index_t i = k + 1 + share.row; i < dim; i += share.rows)
-            {
-                double* const row     = gram.row(h, i);
-                double const multiple = pivot == 0 ? 0.0 : top[i] / pivot;
-                auto const subtract   = [&](index_t from, index_t to) {
-                    for (index_t j = from + share.column; j < to; j += t.size()) { row[j] -= multiple * top[j]; }
-                };
-                subtract(0, k); // belongs to W already
-                subtract(i, dim);
-                if (share.column == 0) { row[k] = -multiple; }
-            }
-            t.sync();
-        }
+        // No pivot of a matrix that is G + lambda I without rounding is below lambda.
+        eliminate(t, gram, h, lambda, true);
         for (index_t i = share.row; i < dim; i += share.rows)
         {
             // The unit is 0 if all keys are 0, and NaN if an energy is non-finite.
-            double const pivot = pivot_of(i);
+            double const pivot = gram(h, i, i) < lambda ? lambda : gram(h, i, i);
             double const unit  = pivot == 0 ? 0.0 : 1 / sqrt(pivot) + 0 * lambda;
             for (index_t j = share.column; j < dim; j += t.size())
             {
@@ -93,23 +107,21 @@ struct add_squares
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
         constexpr int lanes = Team::lanes;
-        index_t const left  = sums.extent(0) - item * stretch;
-        auto const end      = static_cast<int>(left < stretch ? left : stretch);
-        for (int i = member(t) * lanes; i < end; i += members(t) * lanes)
+        index_t const begin = item * stretch;
+        index_t const end   = sums.extent(0) - begin < stretch ? sums.extent(0) : begin + stretch;
+        for (index_t i = begin + t.rank() * lanes; i < end; i += t.size() * lanes)
         {
-            index_t const first = item * stretch + i;
-            int const count     = end - i < lanes ? end - i : lanes;
             for (index_t h = 0; h < products.extent(0); ++h)
             {
                 double square[std::size_t{lanes}]{};
                 for (index_t d = 0; d < products.extent(1); ++d)
                 {
-                    float const* const x = products.row(h, d) + first;
+                    float const* const x = products.row(h, d) + i;
                     for (int l = 0; l < lanes; ++l) { square[l] += double{x[l] * x[l]}; }
                 }
-                for (int l = 0; l < count; ++l)
+                for (int l = 0; l < lanes && i + l < end; ++l)
                 {
-                    sums(first + l) = sum_of_leverages(sums(first + l), leverage_sum_of(square[l]));
+                    sums(i + l) = sum_of_leverages(sums(i + l), leverage_sum_of(square[l]));
                 }
             }
         }
@@ -131,11 +143,9 @@ void add_leverages(B const& on, in_view<T, 3, B> keys, in_view<float, 3, B> whit
 
 } // namespace detail
 
-/// Adds to each token's sum the statistical leverage of its key among its head's, k'(K'K + lambda I)^-1 k, over the heads:
-/// near 1 if a key has a direction for itself, small if it shares its directions with many. lambda is a thousandth
-/// of the mean energy of a direction. Summed over all layers, it is large for tokens unlike the rest of a prompt:
-/// `balance_options::leverages`. Each is rounded to a unit of `leverage_sum`, so that calls for the heads of all layers add up in
-/// any order, on any ranks, to the same bits.
+/// Adds to each token's sum the statistical leverage of its key among its head's (docs/method.md), over the heads: near 1 if a key
+/// has a direction for itself, small if it shares its directions with many. Summed over all layers, it is large for tokens unlike
+/// the rest of a prompt: `balance_options::leverages`. Each is rounded, so that calls add up in any order to the same bits.
 ///
 /// \param on             backend: threads, scratch
 /// \param[in]     keys   [H, N, D]  keys of one layer, as cached (after position encoding)

@@ -9,7 +9,6 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/refit.hpp>
-#include <mdkv/detail/refit_rows.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/sort_slots.hpp>
 #include <mdkv/detail/team.hpp>
@@ -27,13 +26,12 @@ namespace MDKV_NAMESPACE
 /// fit, block b ending with token (b + 1) * apart - 1.
 struct refit_part
 {
-    index_t blocks = 5; ///< most blocks of fitting rows
-    index_t apart =
-        157; ///< tokens from one block to the next, at least `span`; a prime, lest blocks meet a repeating text alike
-    index_t span = 64;    ///< tokens of a block
-    index_t rows = 32;    ///< rows of a block for each KV head, shared out among its query heads
-    float ridge  = 0.05F; ///< weight of the changes' squares, in units of the mean square of a token's weights
-    float most   = 1.0F;  ///< longest change of a value, in units of the root mean square of the head's stored values
+    index_t blocks = 5;     ///< most blocks of fitting rows
+    index_t apart  = 157;   ///< tokens from one block to the next; a prime, lest blocks meet a repeating text alike
+    index_t span   = 64;    ///< tokens of a block, at most `apart`
+    index_t rows   = 32;    ///< rows of a block for each KV head, shared out among its query heads
+    float ridge    = 0.05F; ///< weight of the changes' squares, in units of the mean square of a token's weights
+    float most     = 1.0F;  ///< longest change of a value, in units of the root mean square of the head's stored values
 
     /// The tokens of a block that have rows, if a KV head has `group` query heads: the first and every so many after it.
     [[nodiscard]] constexpr index_t each(index_t group) const noexcept
@@ -56,14 +54,16 @@ namespace detail
 /// \throws invalid_argument   naming the stage and the option, whose name begins with `prefix`: it is out of its range
 MDKV_OUTLINE constexpr void expects_refit(char const* stage, char const* prefix, refit_part const& part)
 {
-    expects(part.blocks >= 1, stage, ": ", prefix, ".blocks is ", part.blocks, "; it must be at least 1");
-    expects(part.span >= 1, stage, ": ", prefix, ".span is ", part.span, "; it must be at least 1");
-    expects(part.apart >= part.span, stage, ": ", prefix, ".apart is ", part.apart, ", below the span of ", part.span);
-    expects(part.rows >= 1, stage, ": ", prefix, ".rows is ", part.rows, "; it must be at least 1");
-    expects(part.ridge >= 0.0F && part.ridge <= 1e6F, stage, ": ", prefix, ".ridge is ", part.ridge,
-        "; it must be from 0 to 1000000");
-    expects(part.most >= 0.0F && part.most <= 1e6F, stage, ": ", prefix, ".most is ", part.most,
-        "; it must be from 0 to 1000000");
+    auto const within = [&](char const* name, auto x, index_t least) {
+        expects(x >= static_cast<decltype(x)>(least) && x <= decltype(x){1000000}, stage, ": ", prefix, name, " is ", x,
+            "; it must be from ", least, " to 1000000");
+    };
+    within(".blocks", part.blocks, 1);
+    within(".span", part.span, 1);
+    within(".apart", part.apart, part.span);
+    within(".rows", part.rows, 1);
+    within(".ridge", part.ridge, 0);
+    within(".most", part.most, 0);
 }
 
 } // namespace detail
@@ -80,11 +80,8 @@ struct refit_options
 };
 
 /// Changes the values of a cache's tokens so that rows of the text that goes on have the outputs that they would have over all
-/// tokens. The rows are the prompt's own queries, turned so that their block begins where the prompt ends; each sees its block
-/// up to itself, too, as it will see what follows the prompt. With A the rows' attention to the stored tokens before
-/// the window, keys as they are read back, and E what their outputs lack, values change by (A'A + mu I)^-1 A'E, which is
-/// A'(A A' + mu I)^-1 E, each change at most `most` long; a head's changes are multiplied by the factor from 0 to 1 that suits the
-/// judging rows best (docs/method.md). `pack` stores the changed values at the same rungs; window and stand-ins stay.
+/// tokens (docs/method.md, "Refitted values"): by A'(A A' + mu I)^-1 E, with A the attention of a prompt's own queries, in the
+/// place of later ones, and E what their outputs lack. `pack` stores the changed values at the same rungs; window and stand-ins stay.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, Q, D]     of the rows, after position encoding, of any element type U: block by block the fitting
@@ -115,8 +112,9 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     index_t const all          = N + layout.window;
     auto const [D, Dv]         = layout.dims;
     index_t const query_heads  = queries.extent(0);
-    detail::expects_refit("refit", "rows", part);
-    detail::expects_not_negative("refit", "scale", options.scale);
+    using namespace detail;
+    expects_refit("refit", "rows", part);
+    expects_not_negative("refit", "scale", options.scale);
     expects(options.stand_ins >= 0, "refit: stand_ins is ", options.stand_ins, "; it must not be negative");
     expects(H == 0 || (query_heads % H == 0 && query_heads >= H), "refit: queries [H*G, Q, D] has ", query_heads,
         " query heads, which ", H, " KV heads do not divide");
@@ -125,12 +123,11 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     index_t const Q     = queries.extent(1);
     expects(H == 0 || (Q >= 2 * each && Q % each == 0), "refit: queries [H*G, Q, D] has Q = ", Q,
         "; it must be a multiple of the ", each, " rows of a block, for two blocks or more");
-    detail::refit_blocks const shape{
-        options.first, part.apart, Q / each, all - part.span, group, each, part.step(group)};
+    refit_blocks const shape{options.first, part.apart, Q / each, all - part.span, group, each, part.step(group)};
     index_t const end = options.first + (shape.blocks - 2) * part.apart + part.span;
     expects(options.first >= 0 && (H == 0 || end <= shape.last), "refit: first is ", options.first, "; the ",
         shape.blocks - 1, " blocks from there on must end before the last ", part.span, " of ", all, " tokens");
-    detail::checks{on, "refit"}
+    checks{on, "refit"}
         .rows("queries", queries, {query_heads, Q, D}, "H*G,Q,D")
         .rows("keys", keys, {H, all, D}, "H,N+W,D")
         .rows("values", values, {H, all, Dv}, "H,N+W,Dv")
@@ -138,7 +135,6 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
         .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
         .out("changed", changed, {H, N, Dv}, "H,N,Dv");
     if (H == 0) { return; }
-    using namespace detail;
     index_t const of_block = shape.of_block();
     index_t const R        = shape.blocks * of_block;
     index_t const fitting  = R - of_block;
@@ -155,27 +151,35 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     auto const later         = scratch_view<float>(on, frame, H, R, D);
     auto const stored_keys   = scratch_view<T>(on, frame, H, most, D);
     auto const stored_values = scratch_view<T>(on, frame, H, most, Dv);
-    auto const whole         = row_states<B>::take(on, frame, H, R, Dv);
-    auto const packed        = row_states<B>::take(on, frame, H, R, Dv);
-    auto const weights       = scratch_view<float>(on, frame, H, R, strip < 512 ? 512 : strip);
-    auto const missing       = scratch_view<float>(on, frame, H, R, Dv);
-    auto const gram          = scratch_view<double>(on, frame, H, fitting, fitting);
-    auto const whitener      = scratch_view<float>(on, frame, H, fitting, fitting);
-    auto const whitened      = scratch_view<float>(on, frame, H, fitting, Dv);
-    auto const solved        = scratch_view<float>(on, frame, H, Dv, fitting);
-    auto const changes       = scratch_view<float>(on, frame, H, Dv, most);
-    auto const mended        = scratch_view<float>(on, frame, H, of_block, Dv);
-    auto const factors       = scratch_view<float>(on, frame, H);
-    float const factor       = scale_in_base_two(options.scale, D);
+    auto const numbers       = [&](auto... dim) { return scratch_view<float>(on, frame, H, R, dim...); };
+    row_states<B> const whole{numbers(Dv), numbers(), numbers(), numbers()};
+    row_states<B> const packed{numbers(Dv), numbers(), numbers(), numbers()};
+    auto const weights  = scratch_view<float>(on, frame, H, R, strip < 512 ? 512 : strip);
+    auto const missing  = scratch_view<float>(on, frame, H, R, Dv);
+    auto const gram     = scratch_view<double>(on, frame, H, fitting, fitting);
+    auto const whitener = scratch_view<float>(on, frame, H, fitting, fitting);
+    auto const whitened = scratch_view<float>(on, frame, H, fitting, Dv);
+    auto const solved   = scratch_view<float>(on, frame, H, Dv, fitting);
+    auto const changes  = scratch_view<float>(on, frame, H, Dv, most);
+    auto const mended   = scratch_view<float>(on, frame, H, of_block, Dv);
+    auto const factors  = scratch_view<float>(on, frame, H);
+    float const factor  = scale_in_base_two(options.scale, D);
     turn_rows<B, U>(on, shape, queries, all, options.encoding, factor, turned, own, later);
     unpack_rows(on, cache, stored_keys, stored_values, stored);
     run(on, sort_slots<B>{rungs, positions, first}, H);
     run(on, count_fitted<B>{as_input(first), kept, static_cast<index_t>(layout.full_rung), fitted}, H);
     auto const attend = [&](in_view<T, 3, B> const& k, in_view<T, 3, B> const& v, in_view<index_t, 1, B> const& counts,
                             row_states<B> const& states) {
-        states.clear(on);
+        run(on, fill<float>{states.outputs.data_handle(), 0.0F, H * R * states.outputs.extent(2)});
+        run(on, fill<float>{states.sums.data_handle(), 0.0F, H * R});
+        run(on, fill<float>{states.largest.data_handle(), -1e30F, H * R}); // below any logit
         attend_more<B, T>(on, as_input(later), k, v, counts, {}, weights, states);
-        attend_beside<B, T>(on, shape, as_input(own), keys, values, part.span, weights, states);
+        for (index_t b = 0; b < shape.blocks; ++b) // keys of each row's own block, up to its own
+        {
+            attend_more<B, T>(on, as_input(slice<1>(own, b * of_block, of_block)),
+                slice<1>(keys, shape.first(b), part.span), slice<1>(values, shape.first(b), part.span), {}, shape,
+                weights, states.rows(b * of_block, of_block));
+        }
     };
     attend(keys, values, {}, whole);
     attend(as_input(stored_keys), as_input(stored_values), as_input(stored), packed);
@@ -199,7 +203,7 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     using rows = in_view<float, 3, B>;
     for_strips([&](index_t from, index_t, rows const& fit, rows const&) {
         multiply<B, float, double>(
-            on, {fit}, {fit}, {.to = gram, .add = from > 0}, {as_input(fitted), from, true}, true);
+            on, {fit}, {fit}, {.to = gram, .add = from > 0, .mirror = true}, {as_input(fitted), from, true});
     });
     run(on, whiten<B>{gram, whitener, double{part.ridge}, as_input(fitted)}, H);
     rows const white = as_input(whitener);

@@ -3,9 +3,11 @@
 
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/error.hpp>
+#include <mdkv/core/float_environment.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
-#include <mdkv/detail/allocate/assign.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/allocate/search.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/ranks.hpp>
 
@@ -17,10 +19,8 @@ namespace MDKV_NAMESPACE
 
 /// Chooses every token's rung: least total loss with token bytes and projections within the limits, by the Lagrangian dual
 /// (docs/method.md). Equal choices are settled by head and position. Limits are each for as many neighbouring heads: one is
-/// shared by all heads (MixedDimKV), H of them are the heads' own (MixedDimKV-H). If a rung needs channels of keys, their bytes
-/// are set aside for every head first. If a limit holds every token uncompressed, skip allocate.
-///
-/// Over ranks (`allocate_options::ranks`) the losses are of this rank's heads; limits and reports are those of all ranks' heads.
+/// shared by all heads (MixedDimKV), H of them are the heads' own (MixedDimKV-H). Over ranks (`allocate_options::ranks`) the losses
+/// are of this rank's heads; limits and reports are those of all ranks' heads.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in,out] of   losses, and the rungs that are chosen
@@ -32,7 +32,7 @@ namespace MDKV_NAMESPACE
 /// \cost   five passes over the losses, O(R^2) a token; scratch 16 KiB a limit, and for each head 128 bytes and 16 for 2,048
 ///         tokens of the longest. `if_better` with projections takes a second search. Over ranks 5 exchanges (docs/ranks.md),
 ///         and scratch for the heads of all ranks
-/// \sync   returns when done (cpu); enqueued on the stream, 11 launches, or 23 (gpu); over ranks a GPU is waited for
+/// \sync   returns when done (cpu); enqueued on the stream, 12 launches, or 25 (gpu); over ranks a GPU is waited for
 /// \order  bitwise the same for equal inputs, for any number of threads and on every backend; for lists, too, the choice for
 ///         heads that are padded to one length with tokens that lose nothing
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit), or (cpu) lists
@@ -89,7 +89,42 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
                 " tokens, above longest = ", of.longest());
         }
     }
-    detail::dual::allocate(on, of, costs, limits, options, heads, report);
+    using namespace detail::dual;
+    index_t const widest = costs.bytes[costs.size() - 1];
+    index_t const charge = costs.widest_projection();
+    // Every sum of bytes is at most this one.
+    index_t const tokens = checked_multiply(checked_multiply(all, of.longest()), widest);
+    static_cast<void>(checked_add(tokens, checked_multiply(all, checked_add(charge, costs.channels))));
+    work<B::memory_space> w{.costs = costs,
+        .charge                    = charge,
+        .widest_step               = widest > costs.bytes[0] ? widest - costs.bytes[0] : 1,
+        .of                        = of,
+        .limit_values              = limits.data_handle(),
+        .report                    = report.data_handle(),
+        .share                     = heads,
+        .limits                    = count,
+        .heads                     = count > 0 ? all / count : 0,
+        .pieces_per_head           = (of.longest() + piece_tokens - 1) / piece_tokens};
+    for (bool const projected : {false, true})
+    {
+        float_environment const standard; // for the factors
+        std::size_t closed = costs.size();
+        for (std::size_t r = 0; r < costs.size(); ++r)
+        {
+            if (projected || costs.projection[r] == 0) { w.open[projected].add(r, costs.bytes[r], w.widest_step); }
+            else { w.open[projected].index[--closed] = static_cast<std::uint8_t>(r); }
+        }
+    }
+    index_t const words = count * (bins + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1); // from `histogram` on
+    workspace::frame frame{*on.scratch};
+    w.histogram    = frame.template take<std::int64_t>(words);
+    w.searches     = frame.template take<limit_search>(count);
+    w.ties         = w.histogram + count * bins;
+    w.counts       = w.ties + count * w.pieces();
+    w.non_finite   = w.counts + all * index_t{max_rungs};
+    w.piece_losses = reinterpret_cast<double*>(w.non_finite + count);
+    solve(on, w, words, false);
+    if (options.charge == projection_charge::if_better && charge > 0) { solve(on, w, words, true); }
 }
 
 } // namespace MDKV_NAMESPACE

@@ -1,4 +1,4 @@
-/// \file basis.hpp: contract of fit_basis: the PCA basis of each head, directions of most energy first (arXiv 2603.20616, section 4.1).
+/// \file basis.hpp: fit_basis: the PCA basis of each head, directions of most energy first, by Jacobi rotations (arXiv 2603.20616, section 4.1).
 #pragma once
 
 #include <mdkv/core/error.hpp>
@@ -6,9 +6,11 @@
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
-#include <mdkv/detail/eigenvectors.hpp>
 #include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/team.hpp>
+
+#include <cmath>
+#include <cstddef>
 
 namespace MDKV_NAMESPACE
 {
@@ -16,21 +18,242 @@ namespace MDKV_NAMESPACE
 namespace detail
 {
 
-/// The body of accumulate_gram.
-template <backend B, element T>
-void add_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
+/// Gaussian elimination of (G | I) from the first row down, in place: the upper triangle becomes G's, and, if the inverse is
+/// wanted, the rest that of I, whose diagonal stays 1. No pivot is below `least`.
+template <team Team, space S>
+MDKV_HD void eliminate(Team const& t, view<double, 3, S> const& gram, index_t h, double least, bool inverse)
 {
-    index_t const dim = samples.extent(2);
-    workspace::frame frame{*on.scratch};
-    auto const widened = scratch_view<float>(on, frame, samples.extent(0), panel_depth, dim);
-    for_pieces(samples.extent(1), [&](index_t at, index_t count) {
-        auto const part = slice<1>(samples, at, count);
-        auto const rows = slice<1>(widened, 0, count);
-        run(on, convert_rows<B, T>{part, 1.0F, rows});
-        multiply<B, T, double>(
-            on, {as_input(rows), true}, {part, true}, {.to = gram, .add = true, .mirror = true}, {}, true);
-    });
+    index_t const n  = gram.extent(2);
+    auto const share = share_rows(t, n);
+    for (index_t k = 0; k < n; ++k)
+    {
+        double const* const top = gram.row(h, k);
+        double const pivot      = top[k] < least ? least : top[k]; // a NaN stays
+        for (index_t i = k + 1 + share.row; i < n; i += share.rows)
+        {
+            double* const row     = gram.row(h, i);
+            double const multiple = pivot == 0 ? 0.0 : top[i] / pivot;
+            auto const subtract   = [&](index_t from, index_t to) {
+                for (index_t j = from + share.column; j < to; j += t.size()) { row[j] -= multiple * top[j]; }
+            };
+            if (inverse) { subtract(0, k); }
+            subtract(i, n);
+            if (inverse && share.column == 0) { row[k] = -multiple; }
+        }
+        t.sync();
+    }
 }
+
+/// Eigenvectors of every Gram matrix as rows of `basis`, strongest first, and their energies. Over its largest entry the matrix is
+/// R'R; a rotation of two rows of R leaves that product, and rows that are all orthogonal to each other (one-sided Jacobi) are
+/// eigenvectors as long as the root of their energy. Rotations of disjoint pairs are made side by side, each pair once in a sweep.
+/// A matrix that is not finite gets unit vectors and energies that are NaN.
+template <space S>
+struct eigenvectors
+{
+    static constexpr char const* name = "eigenbasis";
+    static constexpr index_t sums     = 16;  ///< sums of which a product of two rows is made
+    static constexpr int most_sweeps  = 30;  ///< three to seven happen
+    static constexpr double unit  = 1e-300;  ///< an entry whose reciprocal is finite; smaller energies are 0 in float
+    static constexpr double ridge = 0x1p-40; ///< energy of every direction besides its own, lest R lacks rows
+    static constexpr float orthogonal = 0x1p-42F; ///< square of the cosine of two rows that stay: rounding of a float
+
+    view<double const, 3, S> gram;
+    view<double, 3, S> factor; // [H, D, D]  scratch
+    view<float, 3, S> rows;    // [H, D, padded D]  scratch
+    view<float, 3, S> basis;
+    view<float, 2, S> energy;
+
+    struct scratch
+    {
+        carver& cut;
+        index_t dim;
+        double* square  = cut.take<double>(dim);                 // [D]  energies
+        float* products = cut.take<float>((dim + 1) / 2 * sums); // [pairs, 16]  sums; then a rotation
+    };
+
+    /// Floats of a row of scratch for n numbers.
+    [[nodiscard]] static constexpr index_t padded(index_t n) noexcept { return (n + sums - 1) / sums * sums; }
+    [[nodiscard]] index_t scratch_bytes() const { return bytes_of<scratch>(gram.extent(2)); }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t head) const
+    {
+        index_t const n = gram.extent(2);
+        carver cut      = t.scratch();
+        scratch const mine{cut, n};
+        double const most = factorise(t, mine, head);
+        for (int i = 0; i < most_sweeps && sweep(t, mine, head) > 0; ++i) {}
+        for (index_t i = 0; i < n; ++i)
+        {
+            double const square = mine.square[i];
+            index_t place       = 0; // the number of stronger rows
+            for (index_t k = 0; k < n; ++k) { place += mine.square[k] > square || (mine.square[k] == square && k < i); }
+            if (t.rank() == 0)
+            {
+                energy(head, place) = static_cast<float>((square > ridge ? square - ridge : 0) * most);
+            }
+            double const by = 1 / sqrt(square);
+            for (index_t k = t.rank(); k < n; k += t.size())
+            {
+                basis(head, place, k) = static_cast<float>(double{rows(head, i, k)} * by);
+            }
+        }
+    }
+
+private:
+    /// Writes R. Returns what the matrix was divided by, NaN if an entry is not finite.
+    template <team Team>
+    [[nodiscard]] MDKV_HD double factorise(Team const& t, scratch const& mine, index_t head) const
+    {
+        index_t const n = gram.extent(2);
+        double most     = 0;
+        double nothing  = 0; // NaN if an entry is not finite
+        for (index_t i = 0; i < n; ++i)
+        {
+            double const* const row = gram.row(head, i);
+            for (index_t k = t.rank(); k < n; k += t.size()) { nothing += row[k] * 0; }
+            most = row[i] > most ? row[i] : most;
+        }
+        nothing         = t.sum(nothing);
+        double const by = nothing == 0 && most >= unit ? 1 / most : 0;
+        for (index_t i = 0; i < n; ++i)
+        {
+            double* const row = factor.row(head, i);
+            for (index_t k = t.rank(); k < n; k += t.size())
+            {
+                row[k] = (by > 0 ? gram(head, i, k) * by : 0) + (i == k ? ridge : 0);
+            }
+        }
+        t.sync();
+        eliminate(t, factor, head, ridge, false);
+        for (index_t i = 0; i < n; ++i)
+        {
+            double const* const row = factor.row(head, i);
+            double const root       = sqrt(row[i] < ridge ? ridge : row[i]);
+            for (index_t k = t.rank(); k < rows.extent(2); k += t.size())
+            {
+                rows(head, i, k) = k < i || k >= n ? 0.0F : static_cast<float>(k == i ? root : row[k] / root);
+            }
+        }
+        t.sync();
+        return most + nothing;
+    }
+
+    /// The rows of pair p in a step of a tournament: one place stays, the others move around a circle.
+    struct pair
+    {
+        index_t first, second;
+    };
+    [[nodiscard]] MDKV_HD static pair rows_of(index_t step, index_t p, index_t circle)
+    {
+        index_t const first  = step + p < circle ? step + p : step + p - circle;
+        index_t const second = step < p ? step + circle - p : step - p;
+        return {first, p == 0 ? circle : second};
+    }
+
+    /// Rotates every two rows that are not orthogonal, and finds all energies first; returns how many pairs these were.
+    template <team Team>
+    [[nodiscard]] MDKV_HD index_t sweep(Team const& t, scratch const& mine, index_t head) const
+    {
+        constexpr index_t lanes = Team::lanes;
+        index_t const n         = gram.extent(2);
+        index_t const skipped   = n % 2; // no row is in the place that stays if n is odd: its pair is skipped
+        index_t const circle    = n - 1 + skipped;
+        index_t const pairs     = (n + skipped) / 2;
+        index_t const group     = lanes > 1 ? 16 : pairs; // a CPU's stay in its first cache
+        auto const columns      = share_rows(t, rows.extent(2) / lanes);
+        index_t turned          = 0;
+        for (index_t i = t.rank(); i < n; i += t.size())
+        {
+            double square = 0;
+            for (index_t k = 0; k < n; ++k) { square += double{rows(head, i, k)} * double{rows(head, i, k)}; }
+            mine.square[i] = square;
+        }
+        t.sync();
+        for (index_t step = 0; step < circle; ++step)
+        {
+            for (index_t from = skipped; from < pairs; from += group)
+            {
+                index_t const end = pairs - from < group ? pairs : from + group;
+                multiply(t, mine, head, step, circle, from, end);
+                t.sync();
+                for (index_t p = from + t.rank(); p < end; p += t.size())
+                {
+                    auto const [i, j] = rows_of(step, p, circle);
+                    turned += turn(mine.products + p * sums, mine.square[i], mine.square[j]) ? 1 : 0;
+                }
+                t.sync();
+                for (index_t p = from + columns.row; p < end; p += columns.rows)
+                {
+                    auto const [i, j]   = rows_of(step, p, circle);
+                    float const sine    = mine.products[p * sums];
+                    float const tangent = mine.products[p * sums + 1];
+                    float* const x      = rows.row(head, i);
+                    float* const y      = rows.row(head, j);
+                    for (index_t k = columns.column * lanes; sine != 0 && k < rows.extent(2); k += t.size() * lanes)
+                    {
+                        float a[std::size_t{lanes}];
+                        float b[std::size_t{lanes}];
+                        for (index_t l = 0; l < lanes; ++l) { a[l] = x[k + l]; }
+                        for (index_t l = 0; l < lanes; ++l) { b[l] = y[k + l]; }
+                        for (index_t l = 0; l < lanes; ++l) { x[k + l] = a[l] - sine * (b[l] + tangent * a[l]); }
+                        for (index_t l = 0; l < lanes; ++l) { y[k + l] = b[l] + sine * (a[l] - tangent * b[l]); }
+                    }
+                }
+            }
+            t.sync();
+        }
+        return t.sum(turned);
+    }
+
+    /// Finds the 16 sums of which the product of each pair's rows is made.
+    template <team Team>
+    MDKV_HD void multiply(
+        Team const& t, scratch const& mine, index_t head, index_t step, index_t circle, index_t from, index_t end) const
+    {
+        constexpr index_t lanes = Team::lanes;
+        auto const share        = share_rows(t, sums / lanes);
+        for (index_t p = from + share.row; p < end; p += share.rows)
+        {
+            auto const [i, j]    = rows_of(step, p, circle);
+            float const* const x = rows.row(head, i);
+            float const* const y = rows.row(head, j);
+            for (index_t first = share.column * lanes; first < sums; first += t.size() * lanes)
+            {
+                float sum[std::size_t{lanes}]{};
+                for (index_t k = first; k < rows.extent(2); k += sums)
+                {
+                    for (index_t l = 0; l < lanes; ++l) { sum[l] += x[k + l] * y[k + l]; }
+                }
+                for (index_t l = 0; l < lanes; ++l) { mine.products[p * sums + first + l] = sum[l]; }
+            }
+        }
+    }
+
+    /// Finds a pair's rotation, sum[0] its sine and sum[1] the tangent of half its angle, and the energies behind it. False, and a
+    /// sine of 0, if the rows stay.
+    [[nodiscard]] MDKV_HD static bool turn(float* sum, double& square, double& other)
+    {
+        for (index_t n = sums / 2; n > 0; n /= 2)
+        {
+            for (index_t l = 0; l < n; ++l) { sum[l] += sum[l + n]; }
+        }
+        float const product = sum[0];
+        auto const first    = static_cast<float>(square);
+        auto const second   = static_cast<float>(other);
+        sum[0]              = 0;
+        if (!(product * product > orthogonal * first * second)) { return false; }
+        float const slope   = (second - first) / (2 * product);
+        float const tangent = (slope < 0 ? -1.0F : 1.0F) / (fabsf(slope) + sqrtf(slope * slope + 1));
+        float const cosine  = 1 / sqrtf(tangent * tangent + 1);
+        sum[0]              = tangent * cosine;
+        sum[1]              = tangent * cosine / (1 + cosine);
+        square -= double{tangent * product};
+        other += double{tangent * product};
+        return true;
+    }
+};
 
 } // namespace detail
 
@@ -54,7 +277,15 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
     detail::checks{on, "accumulate_gram"}
         .rows("samples", samples, {heads, samples.extent(1), dim}, "H,S,D")
         .out("gram", gram, {heads, dim, dim}, "H,D,D");
-    detail::add_gram(on, samples, gram);
+    workspace::frame frame{*on.scratch};
+    auto const widened = detail::scratch_view<float>(on, frame, heads, detail::panel_depth, dim);
+    detail::for_pieces(samples.extent(1), [&](index_t at, index_t count) {
+        auto const part = slice<1>(samples, at, count);
+        auto const rows = slice<1>(widened, 0, count);
+        run(on, detail::convert_rows<B, T>{part, 1.0F, rows});
+        detail::multiply<B, T, double>(
+            on, {as_input(rows), true}, {part, true}, {.to = gram, .add = true, .mirror = true});
+    });
 }
 
 /// Eigenvectors of every head's Gram matrix, strongest first.
@@ -81,7 +312,19 @@ void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> b
         .in("gram", gram, {heads, dim, dim}, "H,D,D")
         .out("basis", basis, {heads, dim, dim}, "H,D,D")
         .out("energy", energy, {heads, dim}, "H,D");
-    detail::find_eigenbasis(on, gram, basis, energy);
+    using job = detail::eigenvectors<B::memory_space>;
+    for (index_t h = 0; B::memory_space == space::host && h < heads; ++h)
+    {
+        for (index_t i = 0; i < dim * dim; ++i)
+        {
+            expects(std::isfinite(gram(h, i / dim, i % dim)), "eigenbasis: gram of head ", h, " is not finite at (",
+                i / dim, ", ", i % dim, ")");
+        }
+    }
+    workspace::frame frame{*on.scratch};
+    auto const factor = detail::scratch_view<double>(on, frame, heads, dim, dim);
+    auto const rows   = detail::scratch_view<float>(on, frame, heads, dim, job::padded(dim));
+    run(on, job{gram, factor, rows, basis, energy}, heads);
 }
 
 /// The PCA basis of every head: accumulate_gram from zero, then eigenbasis.
@@ -109,8 +352,8 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
     workspace::frame frame{*on.scratch};
     auto const gram = detail::scratch_view<double>(on, frame, heads, dim, dim);
     run(on, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
-    detail::add_gram(on, samples, gram);
-    detail::find_eigenbasis(on, as_input(gram), basis, energy);
+    accumulate_gram(on, samples, gram);
+    eigenbasis(on, as_input(gram), basis, energy);
 }
 
 } // namespace MDKV_NAMESPACE

@@ -9,10 +9,10 @@
 #include <mdkv/gpu/score.cuh>
 #include <mdkv/merge.hpp>
 #include <mdkv/recompress.hpp>
-#include <mdkv/replay/advance.hpp>
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/refit.hpp>
+#include <mdkv/replay/replay.hpp>
 #include <mdkv/replay/stand_in.hpp>
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pack.hpp>
@@ -33,9 +33,9 @@
     JOB(job<backend, bfloat16, bfloat16>)                                                                              \
     JOB(job<backend, bfloat16, float>)
 #define PRODUCTS(sum)                                                                                                  \
-    JOB(panel_product<backend, float, mdkv::detail::put_products<backend, sum>>)                                       \
-    JOB(panel_product<backend, half, mdkv::detail::put_products<backend, sum>>)                                        \
-    JOB(panel_product<backend, bfloat16, mdkv::detail::put_products<backend, sum>>)
+    JOB(panel_product<backend, float, sum>)                                                                            \
+    JOB(panel_product<backend, half, sum>)                                                                             \
+    JOB(panel_product<backend, bfloat16, sum>)
 #define SWEEP(second) KERNEL(score_sweep<float, second>) KERNEL(score_sweep<half, second>) KERNEL(score_sweep<bfloat16, second>)
 
 namespace MDKV_NAMESPACE::gpu::kernels
@@ -64,8 +64,7 @@ PRODUCTS(double)
 PRODUCTS(float)
 JOB(eigenvectors<space::device>)
 JOB(fill<double>)
-JOB(pool_windows<backend>)
-JOB(pool_fading<backend>)
+JOB(pool_losses<backend>)
 BACKEND_FIRST(score_queries)
 JOB(score_channels<half, half, backend>)
 KERNEL(score_fragments<half>)

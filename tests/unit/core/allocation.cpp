@@ -18,8 +18,7 @@ TEST_CASE("the costs of a ratio set are bytes of a token and of a head's project
     for (std::size_t r = 0; r < 4; ++r)
     {
         CHECK(costs.bytes[r] == bytes[r]);
-        CHECK(costs.projected[r] == (r == 1 || r == 2));
-        CHECK((costs.projection[r] > 0) == costs.projected[r]);
+        CHECK((costs.projection[r] > 0) == (r == 1 || r == 2));
     }
     CHECK(costs.projection[2] == 2 * costs.projection[1]);
     CHECK(costs.widest_projection() == costs.projection[2]);
@@ -36,12 +35,12 @@ TEST_CASE("sets with codes of whole vectors have the cost of channels, and no ot
         == 0);
 }
 
-TEST_CASE("costs that do not ascend, or that charge for projections of a rung without any, are refused by name")
+TEST_CASE("costs that do not ascend, or are negative, are refused by name")
 {
     mdkv::rung_costs costs{mdkv::paper_ratios, {128, 64}, 2};
-    costs.projection[3] = 5;
+    costs.projection[3] = -5;
     CHECK(support::error_text<mdkv::invalid_argument>([&] { costs.expects_valid("caller"); })
-          == "caller: costs.projection[3] is 5; it must be 0 for a rung that is not projected, and never negative");
+          == "caller: costs.projection[3] is -5; it must not be negative");
     costs.projection[3] = 0;
     costs.bytes[2]      = costs.bytes[1];
     CHECK(support::error_text<mdkv::invalid_argument>([&] { costs.expects_valid("caller"); })

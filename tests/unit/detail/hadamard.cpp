@@ -35,6 +35,11 @@ std::vector<float> random_row(support::source& random, index_t n)
     return x;
 }
 
+void rotate(float* x, index_t n)
+{
+    detail::hadamard<1>(cpu::team{nullptr}, x, static_cast<int>(n));
+}
+
 double norm(std::vector<float> const& x)
 {
     double sum = 0;
@@ -58,7 +63,7 @@ TEST_CASE("the rotation is the product with Hadamard's matrix over the root of i
         {
             std::vector<float> const x = random_row(random, n);
             std::vector<float> y       = x;
-            detail::hadamard(y.data(), n);
+            rotate(y.data(), n);
             for (index_t row = 0; row < n; ++row)
             {
                 double want = 0;
@@ -69,15 +74,7 @@ TEST_CASE("the rotation is the product with Hadamard's matrix over the root of i
                 want /= std::sqrt(static_cast<double>(n));
                 product.add(double{y[static_cast<std::size_t>(row)]}, want, norm(x), row);
             }
-            std::vector<float> apart(static_cast<std::size_t>(3 * n), 7.0F);
-            for (std::size_t c = 0; c < x.size(); ++c) { apart[3 * c] = x[c]; }
-            detail::hadamard(apart.data(), n, 3);
-            for (std::size_t c = 0; c < x.size(); ++c)
-            {
-                CHECK(apart[3 * c] == y[c]);
-                CHECK(apart[3 * c + 1] == 7.0F);
-            }
-            detail::hadamard(y.data(), n);
+            rotate(y.data(), n);
             for (std::size_t c = 0; c < x.size(); ++c) { back.add(y[c], x[c], norm(x), static_cast<index_t>(c)); }
         }
         INFO(product);
@@ -100,17 +97,17 @@ TEST_CASE("a group of any size is rotated in blocks of falling powers of two, ea
         {
             if ((n & block) == 0) { continue; }
             CHECK(detail::hadamard_block(n - first) == block);
-            detail::hadamard(want.data() + first, block);
+            rotate(want.data() + first, block);
             first += block;
         }
         std::vector<float> y = x;
-        detail::hadamard(y.data(), n);
+        rotate(y.data(), n);
         CHECK(support::same_bits(y, want));
-        detail::hadamard(y.data(), n);
+        rotate(y.data(), n);
         for (std::size_t c = 0; c < x.size(); ++c) { CHECK(std::fabs(y[c] - x[c]) <= 1e-6 * norm(x)); }
     }
     std::vector<float> y = {1, 2, 3};
-    detail::hadamard(y.data(), -4);
+    rotate(y.data(), -4);
     CHECK(y == std::vector<float>{1, 2, 3});
 }
 
@@ -131,17 +128,14 @@ TEST_CASE("vectors and tiles of them are rotated group by group, to the bit as e
             rows.push_back(x);
             for (index_t first = 0; first < n; first += 64)
             {
-                detail::hadamard(x.data() + first, std::min<index_t>(64, n - first));
+                rotate(x.data() + first, std::min<index_t>(64, n - first));
             }
             want.push_back(x);
         }
         for (index_t first = 0; first < n; first += 64)
         {
-            constexpr int lanes = cpu::team::register_lanes;
-            for (int t = 0; t < 16; t += lanes)
-            {
-                detail::hadamard<lanes>(&columns[first][t], std::min<index_t>(64, n - first), 16);
-            }
+            detail::hadamard<16>(
+                cpu::team{nullptr}, &columns[first][0], static_cast<int>(std::min<index_t>(64, n - first)));
         }
         for (std::size_t t = 0; t < 16; ++t)
         {

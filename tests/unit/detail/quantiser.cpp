@@ -2,6 +2,7 @@
 
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/team.hpp>
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 
@@ -194,7 +195,7 @@ TEST_CASE("packed groups are the quantiser's, to the last bit, and neighbours do
                     x -= static_cast<float>(support::key_mean<float>(cache.view(), 0, c));
                     x *= 1.0F / static_cast<float>(support::key_scale<float>(cache.view(), 0, c));
                 }
-                detail::hadamard(group.data(), g);
+                detail::hadamard<1>(cpu::team{nullptr}, group.data(), static_cast<int>(g));
                 bool const finite = std::all_of(group.begin(), group.end(), [](float x) { return std::isfinite(x); });
                 quantiser const q = finite ? fitted(group, kind) : quantiser{nan_value, nan_value, kind};
                 run_entry const& run = cache.view().heads[0].runs[0];

@@ -1,4 +1,4 @@
-#include <mdkv/detail/threshold.hpp>
+#include <mdkv/detail/allocate/work.hpp>
 
 #include <mdkv/cpu/team.hpp>
 #include <mdkv/detail/lanes.hpp>

@@ -1,6 +1,6 @@
 // Tolerances: an advanced coordinate differs from the exact turn of the same row by the rounding of a float product and
 // of T. A row encoded anew differs by the rounding of the encoded row besides.
-#include <mdkv/replay/advance.hpp>
+#include <mdkv/replay/replay.hpp>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>

@@ -1,12 +1,12 @@
 #include <mdkv/replay/balance.hpp>
 
 #include <mdkv/core/error.hpp>
-#include <mdkv/core/leverage.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/executor.hpp>
+#include <mdkv/replay/leverage.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"

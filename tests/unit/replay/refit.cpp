@@ -202,10 +202,10 @@ TEST_CASE("bad arguments are refused by name before anything is changed")
     auto const error_of = [&](auto member, auto value) {
         return error_with([&](auto& x) { x.options.rows.*member = value; });
     };
-    CHECK(error_of(&refit_part::blocks, 0) == "refit: rows.blocks is 0; it must be at least 1");
-    CHECK(error_of(&refit_part::rows, 0) == "refit: rows.rows is 0; it must be at least 1");
-    CHECK(error_of(&refit_part::span, 0) == "refit: rows.span is 0; it must be at least 1");
-    CHECK(error_of(&refit_part::apart, 7) == "refit: rows.apart is 7, below the span of 8");
+    CHECK(error_of(&refit_part::blocks, 0) == "refit: rows.blocks is 0; it must be from 1 to 1000000");
+    CHECK(error_of(&refit_part::rows, 0) == "refit: rows.rows is 0; it must be from 1 to 1000000");
+    CHECK(error_of(&refit_part::span, 0) == "refit: rows.span is 0; it must be from 1 to 1000000");
+    CHECK(error_of(&refit_part::apart, 7) == "refit: rows.apart is 7; it must be from 8 to 1000000");
     CHECK(error_of(&refit_part::ridge, -1.0F) == "refit: rows.ridge is -1; it must be from 0 to 1000000");
     CHECK(error_of(&refit_part::most, -1.0F) == "refit: rows.most is -1; it must be from 0 to 1000000");
     CHECK(error_with([](auto& x) { x.options.first = 52; })

@@ -11,7 +11,6 @@
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/cpu/thread_pool.hpp>
 #include <mdkv/presets.hpp>
-#include <mdkv/replay/advance.hpp>
 
 #include "support/compare.hpp"
 #include "support/host.hpp"

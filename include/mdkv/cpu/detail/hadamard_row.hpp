@@ -4,6 +4,7 @@
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/simd.hpp>
+#include <mdkv/cpu/team.hpp>
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 
@@ -54,7 +55,7 @@ MDKV_OUTLINE inline void hadamard_row(float* x, index_t n) noexcept
         MDKV_UNROLL
         for (int i = 0; i < vectors; ++i) { simd::store(x + i * lanes, v[i] * factor); }
     }
-    mdkv::detail::hadamard(x, n);
+    if (n > 0) { mdkv::detail::hadamard<1>(team{nullptr}, x, static_cast<int>(n)); }
 }
 
 } // namespace MDKV_NAMESPACE::cpu::detail

@@ -1,23 +1,20 @@
-/// \file search.hpp: the search for the smallest multiplier that fits, and for the first tie that does not, by histograms of thresholds (arXiv 2603.20616, section 4.3).
+/// \file search.hpp: allocate's jobs in their order: the search for the smallest multiplier that fits and for the first tie that does not, rungs, and the report (arXiv 2603.20616, sections 4.3, 4.4).
 #pragma once
 
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/allocate/work.hpp>
 #include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
-// At a multiplier m, with thresholds theta_j and steps s_j = c_j - c_(j-1) of each token,
-//
-//     bytes(m) = c_0 + sum_j s_j [theta_j > m]
-//
-// One histogram of thresholds, weighted with s_j, therefore gives the bytes at every edge between bins: a bisection that
-// tries two thousand multipliers in a pass. A level is `weigh`, which fills the histogram, and `narrow`, which finds the bin of
-// the multiplier; the bin is the next level's interval. At the multiplier itself they do the same for the ties by piece, and
-// `assign` by token.
+// A level of the search is `weigh`, which fills a histogram of the bytes that thresholds decide (docs/method.md), and `narrow`,
+// which finds the bin of the multiplier, the next level's interval. At the multiplier itself they do the same for the ties by
+// piece, and `assign` by token.
 
 namespace MDKV_NAMESPACE::detail::dual
 {
@@ -88,37 +85,26 @@ template <team Team, class Body>
     }
 }
 
-/// Clears all sums, and begins the search of each limit. An item is a part of the sums, and one limit.
+/// Begins the search of each limit; or again, without projected rungs, of limits that were solved with them. An item is a limit.
 template <space S>
 struct begin
 {
-    static constexpr char const* name       = "allocate_begin";
-    static constexpr index_t words_per_item = 1 << 15;
+    static constexpr char const* name = "allocate_begin";
+    static constexpr int threads      = 32;
 
     work<S> w;
-    index_t words;    ///< words of all sums, from `histogram` on
-    bool unprojected; ///< again, without projected rungs, for limits that were solved with them
-
-    [[nodiscard]] index_t items() const noexcept
-    {
-        index_t const by_words = (words + words_per_item - 1) / words_per_item;
-        return by_words > w.limits ? by_words : w.limits;
-    }
+    bool again;
 
     template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(Team const& t, index_t limit) const
     {
-        index_t const end = (item + 1) * words_per_item < words ? (item + 1) * words_per_item : words;
-        for (index_t i = item * words_per_item + t.rank(); i < end; i += t.size()) { w.histogram[i] = 0; }
-        if (item >= w.limits || t.rank() != 0) { return; }
-        index_t const bytes  = w.bytes_of(item);
+        if (t.rank() != 0) { return; }
+        index_t const bytes  = w.bytes_of(limit);
         index_t const bare   = w.least(false);
-        limit_search& search = w.searches[item];
-        bool const again     = unprojected && search.projected && bare >= 0 && bare <= bytes;
+        limit_search& search = w.searches[limit];
         bool const pays      = w.least(true) <= bytes || bare < 0;
-        search               = {};
-        search.active        = !unprojected || again;
-        search.projected     = !unprojected && pays;
+        bool const active    = !again || (search.projected && bare >= 0 && bare <= bytes);
+        search               = {.active = active, .projected = !again && pays};
         search.status        = pays ? allocation_status::optimal : allocation_status::unprojected_only;
         search.left          = bytes - w.least(search.projected);
         if (search.left < 0)
@@ -194,5 +180,193 @@ struct narrow
         }
     }
 };
+
+/// Gives every token its rung at the multiplier; ties that fit get their rung at a multiplier just below. Counts tokens by
+/// rung, and adds up their losses.
+template <space S>
+struct assign
+{
+    static constexpr char const* name = "allocate_assign";
+
+    work<S> w;
+    bool stores; ///< false: rungs are only tried
+
+    [[nodiscard]] index_t items() const { return w.own_pieces(); }
+    [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t item) const
+    {
+        piece const range          = w.own_piece(item);
+        limit_search const& search = w.searches[range.limit];
+        if (!search.active) { return; }
+        open_piece& opened = open_piece::of(t, w, range);
+        index_t ties       = range.number < search.tie_piece ? range.count : 0;
+        if (range.number == search.tie_piece)
+        {
+            opened.clear(t, opened.sums, range.count);
+            for_thresholds(t, opened, search,
+                [&](index_t token, std::uint32_t, index_t step) { t.add(opened.sums + token, step); });
+            t.sync();
+            ties = first_over::find(t, range.count, search.left, [&](index_t i) { return opened.sums[i]; }).at;
+        }
+        opened.clear(t, opened.losses, columns);
+        choose_rungs(t, opened, range, ties);
+        double const loss = tree_sum(t, opened.losses);
+        if (t.rank() == 0) { w.piece_losses[range.number] = loss; }
+    }
+
+private:
+    /// \param ties  tokens before which ties take the costlier rung
+    template <team Team>
+    MDKV_HD void choose_rungs(Team const& t, open_piece& opened, piece const& range, index_t ties) const
+    {
+        constexpr int lanes      = Team::register_lanes;
+        using floats             = lane_floats<lanes>;
+        using ints               = lane_ints<lanes>;
+        std::uint32_t const bits = w.searches[range.limit].multiplier;
+        rung_table const& rungs  = opened.rungs;
+        float const multiplier   = float_of_bits(bits);
+        float const below        = float_of_bits(bits == 0 ? 0U : bits - 1);
+        std::uint8_t* const to   = w.of.rungs_of(range.own) + range.first;
+        ints const one           = ints{} + 1;
+        ints reached[max_rungs]{}; // tokens at a rung or above
+        ints non_finite{};
+        neighbours<lanes> some;
+        for (index_t i = t.rank() * lanes; i < range.count; i += t.size() * lanes)
+        {
+            some.read(opened, i);
+            non_finite += some.non_finite;
+            float bars[std::size_t{lanes}];
+            MDKV_FOR_LANES(l, lanes) { bars[l] = i + l < ties ? below : multiplier; }
+            auto const bar = load_lanes<floats>(bars);
+            floats chosen  = some.loss[0];
+            ints rung      = ints{} + std::int32_t{rungs.index[0]};
+            for (std::size_t j = 1; j < rungs.count; ++j)
+            {
+                reached[j] += some.theta[j] > bar ? one : ints{};
+                chosen = some.theta[j] > bar ? some.loss[j] : chosen;
+                rung   = some.theta[j] > bar ? ints{} + std::int32_t{rungs.index[j]} : rung;
+            }
+            float losses[std::size_t{lanes}];
+            std::int32_t numbers[std::size_t{lanes}];
+            store_lanes(losses, chosen);
+            __builtin_memcpy(numbers, &rung, sizeof numbers);
+            double* const sums = opened.losses + (i & (columns - 1));
+            MDKV_FOR_LANES(l, lanes) { sums[l] += double{losses[l]}; }
+            if (!stores) { continue; }
+            index_t const tokens = range.count - i < lanes ? range.count - i : index_t{lanes};
+            std::uint8_t bytes[std::size_t{lanes}];
+            MDKV_FOR_LANES(l, lanes) { bytes[l] = static_cast<std::uint8_t>(numbers[l]); }
+            if (tokens == lanes) { __builtin_memcpy(to + i, bytes, sizeof bytes); }
+            for (int l = 0; tokens < lanes && l < tokens; ++l) { to[i + l] = bytes[l]; }
+        }
+        auto const over_lanes = [&](ints const& x) {
+            index_t sum = 0;
+            for (int l = 0; l < lanes; ++l) { sum += lane(x, l); }
+            return t.sum(sum);
+        };
+        index_t const unusable     = over_lanes(non_finite);
+        index_t above              = 0;
+        std::int64_t* const counts = w.counts + range.head * index_t{max_rungs};
+        for (std::size_t j = rungs.count; j-- > 0;)
+        {
+            index_t const up_to = j == 0 ? range.count : over_lanes(reached[j]);
+            if (t.rank() == 0 && up_to > above) { t.add_across(counts + rungs.index[j], up_to - above); }
+            above = up_to;
+        }
+        if (t.rank() == 0 && unusable > 0) { t.add_across(w.non_finite + range.limit, unusable); }
+    }
+};
+
+/// Reports on each limit that was searched; on a limit that was searched again, only if that loses less. An item is a limit.
+template <space S>
+struct conclude
+{
+    static constexpr char const* name = "allocate_conclude";
+
+    work<S> w;
+    bool again;
+
+    [[nodiscard]] static index_t scratch_bytes() { return columns * index_t{sizeof(double)}; }
+
+    template <team Team>
+    MDKV_HD void operator()(Team const& t, index_t limit) const
+    {
+        limit_search& search = w.searches[limit];
+        if (!search.active) { return; }
+        double const* const x = w.piece_losses + limit * w.pieces();
+        double* const sums    = t.scratch().template take<double>(columns);
+        double loss           = 0; // in the same order for every team
+        for (index_t from = 0; from < w.pieces(); from += columns)
+        {
+            for (index_t c = t.rank(); c < columns; c += t.size())
+            {
+                sums[c] = from + c < w.pieces() ? x[from + c] : 0.0;
+            }
+            loss += tree_sum(t, sums);
+        }
+        t.sync(); // all have seen that the search was active
+        if (t.rank() != 0) { return; }
+        allocation found     = report_of(limit, search, loss);
+        allocation& report   = w.report[limit];
+        double const earlier = again && report.dual < found.dual ? report.dual : found.dual; // the bound of both
+        search.active        = !again || found.loss < report.loss;
+        report               = search.active ? found : report;
+        report.dual          = earlier;
+    }
+
+private:
+    [[nodiscard]] MDKV_HD allocation report_of(index_t limit, limit_search const& search, double loss) const
+    {
+        allocation report{.status = search.status, .loss = loss, .dual = loss, .limit = w.limit_values[limit]};
+        index_t const paid = search.projected && w.of.longest() > 0 ? w.heads * w.charge : 0;
+        index_t channels   = 0;
+        for (index_t h = limit * w.heads; h < (limit + 1) * w.heads && w.of.longest() > 0; ++h)
+        {
+            bool rotated = false;
+            for (std::size_t r = 0; r < w.costs.rungs; ++r)
+            {
+                index_t const tokens = w.counts[h * index_t{max_rungs} + static_cast<index_t>(r)];
+                report.tokens[r] += tokens;
+                report.token_bytes += tokens * w.costs.bytes[r];
+                rotated = rotated || (tokens > 0 && w.costs.rotated[r]);
+            }
+            channels += rotated ? w.costs.channels : 0;
+        }
+        report.charged_bytes = paid + channels;
+        if (search.over()) { return report; }
+        if (w.non_finite[limit] > 0) { report.status = allocation_status::non_finite_loss; }
+        float const m     = float_of_bits(search.multiplier == infinite_bits ? infinite_bits - 1 : search.multiplier);
+        report.multiplier = double{m} / static_cast<double>(w.widest_step);
+        // With or without ties, the rungs minimise loss + multiplier * bytes.
+        index_t const left = w.bytes_of(limit) - paid - report.token_bytes;
+        double const bound = fma(-report.multiplier, static_cast<double>(left), loss); // rounded alike on every machine
+        report.dual        = loss < bound ? loss : bound;
+        return report;
+    }
+};
+
+/// The jobs of one search in their order.
+/// \param words  of all sums, from `histogram` on
+/// \param again  without projected rungs; only what loses less than before is kept
+template <backend B>
+void solve(B const& on, work<B::memory_space> const& w, index_t words, bool again)
+{
+    constexpr space S       = B::memory_space;
+    ranks const* const with = w.share.with;
+    run(on, fill<std::int64_t>{w.histogram, 0, words});
+    run(on, begin<S>{w, again}, w.limits);
+    for (bool const ties : {false, false, false, true}) // three levels
+    {
+        run(on, weigh<S>{w, ties});
+        sum_over_ranks(on, with, ties ? w.ties : w.histogram, w.limits * (ties ? w.pieces() : bins));
+        run(on, narrow<S>{w, ties}, w.limits);
+    }
+    run(on, assign<S>{w, !again});
+    sum_over_ranks(on, with, w.counts, w.limits * (w.heads * index_t{max_rungs} + 1 + w.pieces()));
+    run(on, conclude<S>{w, again}, w.limits);
+    if (again) { run(on, assign<S>{w, true}); }
+}
 
 } // namespace MDKV_NAMESPACE::detail::dual

@@ -1,28 +1,22 @@
-/// \file work.hpp: the operands of allocate's jobs, the memory they share, and how a team reads a piece of one head's tokens (arXiv 2603.20616, section 4.3).
+/// \file work.hpp: thresholds of tokens, the operands of allocate's jobs, the memory they share, and how a team reads a piece of one head's tokens (arXiv 2603.20616, section 4.3).
 #pragma once
 
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
 #include <mdkv/detail/lanes.hpp>
+#include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/detail/threshold.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
-// The solution for a limit is a multiplier, which gives every token of its heads a rung by its thresholds
-// (detail/threshold.hpp), and the ties at the multiplier that take the costlier rung.
+// The solution for a limit is a multiplier, which gives every token of its heads a rung by its thresholds, and the ties at the
+// multiplier that take the costlier rung. A limit has heads, and a head has pieces of 2,048 tokens. Jobs in their order, and the
+// members of `work` and `limit_search` that they write, once all sums are 0:
 //
-//     limit 0 --+-- head 0 --+-- piece 0:  2,048 tokens
-//               |            +-- piece 1 ...
-//               +-- head 1 ...
-//     limit 1 ...
-//
-// Jobs in their order, and the members of `work` and `limit_search` that they write:
-//
-//     begin     searches; clears all sums
+//     begin     searches
 //     weigh     histogram                        bytes of thresholds by bin     three times
 //     narrow    search: multiplier, undecided, left; clears histogram
 //     weigh     ties                             bytes of ties by piece
@@ -34,7 +28,51 @@
 // the same for any number of threads, on every backend, and if heads are spread over ranks. Sums of losses are made in one
 // fixed shape (`tree_sum`).
 
-namespace MDKV_NAMESPACE::detail::dual
+namespace MDKV_NAMESPACE::detail
+{
+
+/// The rungs that tokens may take, cheapest first, and the factors that compare them.
+struct rung_table
+{
+    std::size_t count = 0;
+    mdkv::array<std::uint8_t, max_rungs> index{}; ///< rung in the caller's ratio set; then other rungs
+    mdkv::array<index_t, max_rungs> cost{};       ///< bytes per token
+    mdkv::array<mdkv::array<float, max_rungs>, max_rungs> inverse{}; ///< [a][c]: unit / (cost_c - cost_a)
+
+    /// Adds a rung that costs more than those before it. Tables whose tokens compete for the same bytes need the same unit.
+    constexpr void add(std::size_t rung, index_t bytes, index_t unit) noexcept
+    {
+        for (std::size_t a = 0; a < count; ++a)
+        {
+            inverse[a][count] = static_cast<float>(static_cast<double>(unit) / static_cast<double>(bytes - cost[a]));
+        }
+        index[count]  = static_cast<std::uint8_t>(rung);
+        cost[count++] = bytes;
+    }
+};
+
+/// Finds the thresholds of neighbouring tokens (docs/method.md, in units of docs/numerics.md), one token a lane. Losses must be
+/// finite. Every quotient is computed once and enters all thresholds, so that these fall with the rung in floating point, too. A
+/// negative one counts as 0; it is infinite if a difference of losses leaves the range of float.
+/// \param loss   losses at the rungs of the table, cheapest first
+/// \param theta  thresholds 1, ..., rungs.count - 1; the others stay unset
+template <class Floats>
+[[gnu::always_inline]] MDKV_HD inline void find_thresholds(
+    rung_table const& rungs, Floats const (&loss)[max_rungs], Floats (&theta)[max_rungs]) noexcept
+{
+    for (std::size_t c = 1; c < rungs.count; ++c)
+    {
+        Floats least = Floats{} + __builtin_huge_valf();
+        theta[c]     = Floats{};
+        for (std::size_t a = 0; a < c; ++a)
+        {
+            least        = smaller((loss[a] - loss[c]) * rungs.inverse[a][c], least);
+            theta[a + 1] = larger(least, theta[a + 1]);
+        }
+    }
+}
+
+namespace dual
 {
 
 /// Tokens of one piece, an item of most jobs, all of one head.
@@ -49,18 +87,6 @@ static_assert(piece_tokens <= bins, "sums by bin are also sums by token of a pie
 /// Bits of a multiplier, a non-negative float: 11, 11 and 9 of them are decided by three levels.
 inline constexpr int multiplier_bits         = 31;
 inline constexpr std::uint32_t infinite_bits = 0x7f800000; ///< bits of a multiplier that no threshold exceeds
-
-/// a * b, rounded before anything is added to it on every machine, though compilers may fuse products with sums.
-[[nodiscard]] MDKV_HD inline double rounded_product(double a, double b) noexcept
-{
-#if defined(__CUDA_ARCH__)
-    return __dmul_rn(a, b);
-#else
-    double product = a * b;
-    asm("" : "+m"(product));
-    return product;
-#endif
-}
 
 /// The search for one limit's multiplier.
 struct limit_search
@@ -101,29 +127,26 @@ template <space S>
 struct work
 {
     rung_costs costs;
-    rung_table open[2];  ///< rungs without projections; all rungs
-    index_t charge;      ///< bytes of a head's widest projections
-    index_t widest_step; ///< bytes from the cheapest rung to the costliest, or 1
+    rung_table open[2]{}; ///< rungs without projections; all rungs
+    index_t charge;       ///< bytes of a head's widest projections
+    index_t widest_step;  ///< bytes from the cheapest rung to the costliest, or 1
     list_losses<S> of;
     index_t const* limit_values; // [limits]
     allocation* report;          // [limits]
 
-    // Limits, heads and pieces
+    head_share share; ///< this rank's heads of each layer
     index_t limits;
-    index_t heads;        ///< heads of a limit, on all ranks
-    index_t own_in_layer; ///< this rank's heads of one layer; their numbers follow each other
-    index_t layer_stride; ///< distance of two layers' numbers of heads
-    index_t first_head;   ///< number of this rank's first head
+    index_t heads; ///< heads of a limit, on all ranks
     index_t pieces_per_head;
 
-    limit_search* searches; // [limits]
+    limit_search* searches = nullptr; // [limits]
 
-    // Sums, cleared by `begin`; over ranks each rank adds up its own heads' part, and `sum_over_ranks` joins them
-    std::int64_t* histogram;  // [limits, bins]  bytes of the thresholds in each bin
-    std::int64_t* ties;       // [limits, pieces]  bytes
-    std::int64_t* counts;     // [limits, heads, max_rungs]  tokens at each rung
-    std::int64_t* non_finite; // [limits]  tokens with a non-finite loss
-    double* piece_losses;     // [limits, pieces]
+    // Sums, behind each other; over ranks each rank adds up its own heads' part, and `sum_over_ranks` joins them
+    std::int64_t* histogram  = nullptr; // [limits, bins]  bytes of the thresholds in each bin
+    std::int64_t* ties       = nullptr; // [limits, pieces]  bytes
+    std::int64_t* counts     = nullptr; // [limits, heads, max_rungs]  tokens at each rung
+    std::int64_t* non_finite = nullptr; // [limits]  tokens with a non-finite loss
+    double* piece_losses     = nullptr; // [limits, pieces]
 
     /// Pieces of a limit.
     [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return heads * pieces_per_head; }
@@ -146,14 +169,12 @@ struct work
     [[nodiscard]] MDKV_HD piece own_piece(index_t item) const noexcept
     {
         index_t const own   = item / pieces_per_head;
-        index_t const head  = first_head + own / own_in_layer * layer_stride + own % own_in_layer;
+        index_t const head  = share.first + own / share.own * share.all + own % share.own;
         index_t const part  = item % pieces_per_head;
         index_t const first = part * piece_tokens;
-        index_t const rest  = of.count(own) - first;
-        return {head / heads, head * pieces_per_head + part, head, own, first,
-            rest < 0              ? 0
-            : rest < piece_tokens ? rest
-                                  : piece_tokens};
+        index_t const rest  = of.count(own) > first ? of.count(own) - first : 0;
+        return {
+            head / heads, head * pieces_per_head + part, head, own, first, rest < piece_tokens ? rest : piece_tokens};
     }
 };
 static_assert(std::is_trivially_copyable_v<work<space::host>>);
@@ -241,4 +262,6 @@ template <team Team>
     return total;
 }
 
-} // namespace MDKV_NAMESPACE::detail::dual
+} // namespace dual
+
+} // namespace MDKV_NAMESPACE::detail
