@@ -51,6 +51,32 @@ inline constexpr leverage_sum non_finite_leverage = leverage_sum{1} << 52;
 namespace detail
 {
 
+/// Gaussian elimination of (G | I) from the first row down, in place: the upper triangle becomes G's, the rest that of I, whose
+/// diagonal stays 1. No pivot is below `least`.
+template <team Team, space S>
+MDKV_HD void eliminate(Team const& t, view<double, 3, S> const& gram, index_t h, double least)
+{
+    index_t const n  = gram.extent(2);
+    auto const share = share_rows(t, n);
+    for (index_t k = 0; k < n; ++k)
+    {
+        double const* const top = gram.row(h, k);
+        double const pivot      = top[k] < least ? least : top[k]; // a NaN stays
+        for (index_t i = k + 1 + share.row; i < n; i += share.rows)
+        {
+            double* const row     = gram.row(h, i);
+            double const multiple = pivot == 0 ? 0.0 : top[i] / pivot;
+            auto const subtract   = [&](index_t from, index_t to) {
+                for (index_t j = from + share.column; j < to; j += t.size()) { row[j] -= multiple * top[j]; }
+            };
+            subtract(0, k); // belongs to the inverse already
+            subtract(i, n);
+            if (share.column == 0) { row[k] = -multiple; }
+        }
+        t.sync();
+    }
+}
+
 /// Makes of each head's Gram matrix G = X'X a triangular W with W'W = (G + lambda I)^-1, of which leverages |W x|^2 and least
 /// squares are products. An item is a head.
 template <backend B>
@@ -76,7 +102,7 @@ struct whiten
         for (index_t i = t.rank(); i < dim; i += t.size()) { gram(h, i, i) += lambda; }
         t.sync();
         // No pivot of a matrix that is G + lambda I without rounding is below lambda.
-        eliminate(t, gram, h, lambda, true);
+        eliminate(t, gram, h, lambda);
         for (index_t i = share.row; i < dim; i += share.rows)
         {
             // The unit is 0 if all keys are 0, and NaN if an energy is non-finite.

@@ -11,38 +11,13 @@
 
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 namespace MDKV_NAMESPACE
 {
 
 namespace detail
 {
-
-/// Gaussian elimination of (G | I) from the first row down, in place: the upper triangle becomes G's, and, if the inverse is
-/// wanted, the rest that of I, whose diagonal stays 1. No pivot is below `least`.
-template <team Team, space S>
-MDKV_HD void eliminate(Team const& t, view<double, 3, S> const& gram, index_t h, double least, bool inverse)
-{
-    index_t const n  = gram.extent(2);
-    auto const share = share_rows(t, n);
-    for (index_t k = 0; k < n; ++k)
-    {
-        double const* const top = gram.row(h, k);
-        double const pivot      = top[k] < least ? least : top[k]; // a NaN stays
-        for (index_t i = k + 1 + share.row; i < n; i += share.rows)
-        {
-            double* const row     = gram.row(h, i);
-            double const multiple = pivot == 0 ? 0.0 : top[i] / pivot;
-            auto const subtract   = [&](index_t from, index_t to) {
-                for (index_t j = from + share.column; j < to; j += t.size()) { row[j] -= multiple * top[j]; }
-            };
-            if (inverse) { subtract(0, k); }
-            subtract(i, n);
-            if (inverse && share.column == 0) { row[k] = -multiple; }
-        }
-        t.sync();
-    }
-}
 
 /// Eigenvectors of every Gram matrix as rows of `basis`, strongest first, and their energies. Over its largest entry the matrix is
 /// R'R; a rotation of two rows of R leaves that product, and rows that are all orthogonal to each other (one-sided Jacobi) are
@@ -55,8 +30,10 @@ struct eigenvectors
     static constexpr index_t sums     = 16;  ///< sums of which a product of two rows is made
     static constexpr int most_sweeps  = 30;  ///< three to seven happen
     static constexpr double unit  = 1e-300;  ///< an entry whose reciprocal is finite; smaller energies are 0 in float
-    static constexpr double ridge = 0x1p-40; ///< energy of every direction besides its own, lest R lacks rows
+    static constexpr double least = 0x1p-48; ///< a row without as much energy becomes a unit vector with it
     static constexpr float orthogonal = 0x1p-42F; ///< square of the cosine of two rows that stay: rounding of a float
+    static constexpr double infinite  = std::numeric_limits<double>::infinity();
+    static constexpr double unknown   = std::numeric_limits<double>::quiet_NaN();
 
     view<double const, 3, S> gram;
     view<double, 3, S> factor; // [H, D, D]  scratch
@@ -68,8 +45,10 @@ struct eigenvectors
     {
         carver& cut;
         index_t dim;
-        double* square  = cut.take<double>(dim);                 // [D]  energies
-        float* products = cut.take<float>((dim + 1) / 2 * sums); // [pairs, 16]  sums; then a rotation
+        double* square  = cut.take<double>(dim); // [D]  what is left of the diagonal, -1: nothing; energies
+        float* products = cut.take<float>((dim + 1) / 2 * sums); // [pairs, 16]
+        float* sine     = cut.take<float>((dim + 1) / 2);        // [pairs]  0: the rows stay
+        float* tangent  = cut.take<float>((dim + 1) / 2);        // [pairs]  of half the angle
     };
 
     /// Floats of a row of scratch for n numbers.
@@ -89,10 +68,7 @@ struct eigenvectors
             double const square = mine.square[i];
             index_t place       = 0; // the number of stronger rows
             for (index_t k = 0; k < n; ++k) { place += mine.square[k] > square || (mine.square[k] == square && k < i); }
-            if (t.rank() == 0)
-            {
-                energy(head, place) = static_cast<float>((square > ridge ? square - ridge : 0) * most);
-            }
+            if (t.rank() == 0) { energy(head, place) = static_cast<float>(square * most); }
             double const by = 1 / sqrt(square);
             for (index_t k = t.rank(); k < n; k += t.size())
             {
@@ -102,42 +78,60 @@ struct eigenvectors
     }
 
 private:
-    /// Writes R. Returns what the matrix was divided by, NaN if an entry is not finite.
+    /// Writes R, of the rows left the one with the largest entry of the diagonal first. Returns what the matrix was divided by,
+    /// NaN if an entry is not finite.
     template <team Team>
     [[nodiscard]] MDKV_HD double factorise(Team const& t, scratch const& mine, index_t head) const
     {
-        index_t const n = gram.extent(2);
-        double most     = 0;
-        double nothing  = 0; // NaN if an entry is not finite
+        index_t const n    = gram.extent(2);
+        double most        = 0;
+        index_t non_finite = 0;
         for (index_t i = 0; i < n; ++i)
         {
             double const* const row = gram.row(head, i);
-            for (index_t k = t.rank(); k < n; k += t.size()) { nothing += row[k] * 0; }
+            for (index_t k = t.rank(); k < n; k += t.size()) { non_finite += fabs(row[k]) < infinite ? 0 : 1; }
             most = row[i] > most ? row[i] : most;
         }
-        nothing         = t.sum(nothing);
-        double const by = nothing == 0 && most >= unit ? 1 / most : 0;
+        bool const good = t.sum(non_finite) == 0;
+        double const by = good && most >= unit ? 1 / most : 0;
         for (index_t i = 0; i < n; ++i)
         {
-            double* const row = factor.row(head, i);
             for (index_t k = t.rank(); k < n; k += t.size())
             {
-                row[k] = (by > 0 ? gram(head, i, k) * by : 0) + (i == k ? ridge : 0);
+                factor(head, i, k) = by > 0 ? gram(head, i, k) * by : 0;
             }
+            if (t.rank() == 0) { mine.square[i] = by > 0 ? gram(head, i, i) * by : 0; }
         }
         t.sync();
-        eliminate(t, factor, head, ridge, false);
-        for (index_t i = 0; i < n; ++i)
+        auto const share = share_rows(t, n);
+        for (index_t k = 0; k < n; ++k)
         {
-            double const* const row = factor.row(head, i);
-            double const root       = sqrt(row[i] < ridge ? ridge : row[i]);
-            for (index_t k = t.rank(); k < rows.extent(2); k += t.size())
+            index_t pivot = 0;
+            for (index_t i = 1; i < n; ++i) { pivot = mine.square[i] > mine.square[pivot] ? i : pivot; }
+            double const square     = mine.square[pivot];
+            bool const whole        = square > least;
+            double const root       = sqrt(whole ? square : least);
+            double const* const top = factor.row(head, pivot);
+            for (index_t j = t.rank(); j < rows.extent(2); j += t.size())
             {
-                rows(head, i, k) = k < i || k >= n ? 0.0F : static_cast<float>(k == i ? root : row[k] / root);
+                bool const left  = whole && j < n && mine.square[j] >= 0;
+                rows(head, k, j) = static_cast<float>(j == pivot ? root : left ? top[j] / root : 0.0);
             }
+            t.sync();
+            for (index_t i = t.rank(); i < n; i += t.size())
+            {
+                double const rest = whole ? mine.square[i] - top[i] / square * top[i] : mine.square[i];
+                mine.square[i]    = i == pivot || mine.square[i] < 0 ? -1 : rest > 0 ? rest : 0;
+            }
+            for (index_t i = share.row; whole && i < n; i += share.rows)
+            {
+                double* const row     = factor.row(head, i);
+                double const multiple = top[i] / square;
+                for (index_t j = share.column; i != pivot && j < n; j += t.size()) { row[j] -= multiple * top[j]; }
+            }
+            t.sync();
         }
-        t.sync();
-        return most + nothing;
+        return good ? most : unknown;
     }
 
     /// The rows of pair p in a step of a tournament: one place stays, the others move around a circle.
@@ -181,14 +175,14 @@ private:
                 for (index_t p = from + t.rank(); p < end; p += t.size())
                 {
                     auto const [i, j] = rows_of(step, p, circle);
-                    turned += turn(mine.products + p * sums, mine.square[i], mine.square[j]) ? 1 : 0;
+                    turned += turn(mine, i, j, p) ? 1 : 0;
                 }
                 t.sync();
                 for (index_t p = from + columns.row; p < end; p += columns.rows)
                 {
                     auto const [i, j]   = rows_of(step, p, circle);
-                    float const sine    = mine.products[p * sums];
-                    float const tangent = mine.products[p * sums + 1];
+                    float const sine    = mine.sine[p];
+                    float const tangent = mine.tangent[p];
                     float* const x      = rows.row(head, i);
                     float* const y      = rows.row(head, j);
                     for (index_t k = columns.column * lanes; sine != 0 && k < rows.extent(2); k += t.size() * lanes)
@@ -231,26 +225,27 @@ private:
         }
     }
 
-    /// Finds a pair's rotation, sum[0] its sine and sum[1] the tangent of half its angle, and the energies behind it. False, and a
-    /// sine of 0, if the rows stay.
-    [[nodiscard]] MDKV_HD static bool turn(float* sum, double& square, double& other)
+    /// Finds the rotation of rows i and j, pair p, and their energies behind it. False if they stay.
+    [[nodiscard]] MDKV_HD static bool turn(scratch const& mine, index_t i, index_t j, index_t p)
     {
+        float* const sum = mine.products + p * sums;
         for (index_t n = sums / 2; n > 0; n /= 2)
         {
             for (index_t l = 0; l < n; ++l) { sum[l] += sum[l + n]; }
         }
-        float const product = sum[0];
-        auto const first    = static_cast<float>(square);
-        auto const second   = static_cast<float>(other);
-        sum[0]              = 0;
-        if (!(product * product > orthogonal * first * second)) { return false; }
-        float const slope   = (second - first) / (2 * product);
+        auto const first  = static_cast<float>(mine.square[i]);
+        auto const second = static_cast<float>(mine.square[j]);
+        bool const turns  = sum[0] * sum[0] > orthogonal * first * second;
+        mine.sine[p]      = 0;
+        if (!turns) { return false; }
+        float const slope   = (second - first) / (2 * sum[0]);
         float const tangent = (slope < 0 ? -1.0F : 1.0F) / (fabsf(slope) + sqrtf(slope * slope + 1));
         float const cosine  = 1 / sqrtf(tangent * tangent + 1);
-        sum[0]              = tangent * cosine;
-        sum[1]              = tangent * cosine / (1 + cosine);
-        square -= double{tangent * product};
-        other += double{tangent * product};
+        float const moved   = tangent * sum[0];
+        mine.sine[p]        = tangent * cosine;
+        mine.tangent[p]     = tangent * cosine / (1 + cosine);
+        mine.square[i] -= double{moved};
+        mine.square[j] += double{moved};
         return true;
     }
 };
