@@ -2,17 +2,13 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE
 {

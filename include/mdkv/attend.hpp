@@ -2,13 +2,10 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/check.hpp>
 
 #include <concepts>
-#include <cstddef>
 #include <span>
 #include <type_traits>
 

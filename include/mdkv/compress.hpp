@@ -2,8 +2,7 @@
 #pragma once
 
 #include <mdkv/core/budget.hpp>
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>

@@ -1,8 +1,7 @@
 /// \file merge.hpp: merge_attention: joins the attention over two sets of keys into the attention over both (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>

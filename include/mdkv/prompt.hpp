@@ -4,11 +4,9 @@
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ranks.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/ranks.hpp>
@@ -17,8 +15,6 @@
 #include <mdkv/replay/replay.hpp>
 #include <mdkv/stages/pack.hpp>
 
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 
 namespace MDKV_NAMESPACE

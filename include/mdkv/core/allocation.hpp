@@ -2,14 +2,9 @@
 #pragma once
 
 #include <mdkv/core/budget.hpp>
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ranks.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
-
-#include <cstddef>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE
 {

@@ -1,12 +1,8 @@
 /// \file budget.hpp: the limit on one layer's memory, in common units, converted exactly to bytes.
 #pragma once
 
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-
-#include <cstddef>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE
 {

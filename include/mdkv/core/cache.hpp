@@ -1,14 +1,11 @@
 /// \file cache.hpp: the packed layout of one layer's compressed cache, and its view for stages that write or read it (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
 
 #include <concepts>
-#include <cstddef>
 #include <type_traits>
 #include <utility>
 

@@ -1,9 +1,7 @@
 /// \file ranks.hpp: heads on several ranks that share one budget, which exchange sums of integers and nothing else.
 #pragma once
 
-#include <mdkv/core/types.hpp>
-
-#include <cstdint>
+#include <mdkv/core/ground.hpp>
 
 namespace MDKV_NAMESPACE
 {

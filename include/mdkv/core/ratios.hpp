@@ -1,12 +1,9 @@
 /// \file ratios.hpp: rungs and ratio sets: the ways to store a token, and their bytes (arXiv 2603.20616, section 4).
 #pragma once
 
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
+#include <mdkv/core/ground.hpp>
 
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <span>
 
 namespace MDKV_NAMESPACE

@@ -1,10 +1,8 @@
 /// \file score_options.hpp: options of score: the queries' mask and weights, known log-sum-exps, the norm over rows.
 #pragma once
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 
-#include <cstdint>
 #include <optional>
 
 namespace MDKV_NAMESPACE

@@ -1,10 +1,8 @@
 /// \file workspace.hpp: scratch memory of calls, which grows to what they need.
 #pragma once
 
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
+#include <mdkv/core/ground.hpp>
 
-#include <cstddef>
 #include <new>
 #include <type_traits>
 

@@ -3,8 +3,7 @@
 
 #include <mdkv/attend.hpp>
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/detail/attend_job.hpp>
@@ -13,7 +12,6 @@
 #include <mdkv/detail/team.hpp>
 
 #include <algorithm>
-#include <cstddef>
 #include <new>
 #include <span>
 

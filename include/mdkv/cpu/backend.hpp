@@ -2,14 +2,12 @@
 #pragma once
 
 #include <mdkv/core/float_environment.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/executor.hpp>
 #include <mdkv/cpu/team.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <cstddef>
 #include <cstring>
 #include <type_traits>
 

@@ -1,13 +1,11 @@
 /// \file cache.hpp: an owner for one layer's packed cache in host memory (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/detail/cache_owner.hpp>
 
-#include <cstddef>
 #include <memory_resource>
 
 namespace MDKV_NAMESPACE::cpu

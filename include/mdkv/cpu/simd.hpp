@@ -1,11 +1,9 @@
 /// \file simd.hpp: the few vector operations of the CPU kernels, at the width of the machine that the compiler targets.
 #pragma once
 
-#include <mdkv/core/types.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/lanes.hpp>
 
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 
 // Instructions that no vector expression becomes are spelled as in the compilers' own headers: including these headers

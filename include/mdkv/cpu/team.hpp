@@ -1,13 +1,12 @@
 /// \file team.hpp: the team of the CPU: one thread, which goes over 16 neighbours at a time.
 #pragma once
 
-#include <mdkv/core/types.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <concepts>
-#include <cstddef>
 
 namespace MDKV_NAMESPACE::cpu
 {

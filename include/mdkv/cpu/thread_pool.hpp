@@ -1,13 +1,10 @@
 /// \file thread_pool.hpp: an executor over std::thread, for callers that have no threads of their own to lend.
 #pragma once
 
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/cpu/executor.hpp>
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <mutex>
 #include <new>

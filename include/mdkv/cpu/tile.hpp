@@ -1,8 +1,7 @@
 /// \file tile.hpp: the one matrix product of the CPU kernels: a few rows times a few vectors, kept in registers; and blocks of token rows, read as floats and multiplied while they are in cache.
 #pragma once
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/detail/lanes.hpp>

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/types.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
 
 #include <algorithm>
-#include <cstddef>
 
 namespace MDKV_NAMESPACE::detail
 {

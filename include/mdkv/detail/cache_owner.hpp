@@ -2,15 +2,12 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/detail/tile_loops.hpp>
 
 #include <algorithm>
-#include <cstddef>
 #include <memory>
 #include <utility>
 

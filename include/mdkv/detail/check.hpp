@@ -1,13 +1,9 @@
 /// \file check.hpp: the steps of every public stage before its work: checks of its arguments.
 #pragma once
 
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 
-#include <cstddef>
-#include <cstdint>
 #include <limits>
 
 namespace MDKV_NAMESPACE::detail

@@ -2,13 +2,12 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/types.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
 #include <concepts>
-#include <cstddef>
 
 namespace MDKV_NAMESPACE::detail
 {

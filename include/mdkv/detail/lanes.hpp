@@ -1,9 +1,7 @@
 /// \file lanes.hpp: how work on neighbouring tokens is written so that every compiler makes vector instructions of it.
 #pragma once
 
-#include <mdkv/core/types.hpp>
-
-#include <cstdint>
+#include <mdkv/core/ground.hpp>
 
 // `MDKV_FOR_LANES(l, Team::lanes) { x[l] = ...; }` is a plain loop. g++ would unroll it into scalar code before it looks
 // for vectors; `MDKV_UNROLL` is for the loops around it, so that arrays become registers; `MDKV_ROLLED` forbids unrolling.

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/columns.hpp>
@@ -16,9 +14,6 @@
 #include <mdkv/detail/tile_codec.hpp>
 #include <mdkv/detail/tile_loops.hpp>
 #include <mdkv/stages/channels.hpp>
-
-#include <cstddef>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE::detail
 {

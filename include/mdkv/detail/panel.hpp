@@ -1,12 +1,9 @@
 /// \file panel.hpp: the products of rows and columns of a head, sixteen columns at a time, of which projections, attention, Gram matrices and means are made.
 #pragma once
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/team.hpp>
-
-#include <cstddef>
 
 namespace MDKV_NAMESPACE::detail
 {

@@ -1,11 +1,10 @@
 /// \file quantiser.hpp: the arithmetic of one quantised group: its rotation, a minimum and a scale in half, codes between them.
 #pragma once
 
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/detail/lanes.hpp>
 
-#include <cstddef>
 #include <limits>
 
 namespace MDKV_NAMESPACE::detail

@@ -1,15 +1,11 @@
 /// \file ranks.hpp: steps of a prompt over ranks: the agreement before its work, the place of its heads, and its sums.
 #pragma once
 
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ranks.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <cstddef>
-#include <cstdint>
 #include <type_traits>
 #include <vector>
 

@@ -2,9 +2,8 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>

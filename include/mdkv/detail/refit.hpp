@@ -1,8 +1,7 @@
 /// \file refit.hpp: jobs of refit: its rows, a prompt's own queries in the place of later ones, their outputs over the whole and the packed cache, and the changes of values.
 #pragma once
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/panel.hpp>
@@ -12,8 +11,6 @@
 
 #include <cmath>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE::detail
 {

@@ -2,12 +2,8 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
-
-#include <cstddef>
-#include <cstdint>
 
 // The picture of cache.hpp in functions. Every reader or writer of an arena or a tail finds its bytes here.
 

@@ -1,9 +1,8 @@
 /// \file score_losses.hpp: losses from the totals of attention that score's sweeps leave, and from what each rung would change in a token's key and value (arXiv 2603.20616, section 4.2, algorithm 1).
 #pragma once
 
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/quantiser.hpp>

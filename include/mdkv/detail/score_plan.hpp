@@ -1,17 +1,14 @@
 /// \file score_plan.hpp: score's part that every backend shares: which rungs need which sums and products, the causal mask, where operands lie (arXiv 2603.20616, section 4.2, algorithm 1).
 #pragma once
 
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/score_options.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
-#include <cstddef>
 #include <type_traits>
 
 namespace MDKV_NAMESPACE::detail

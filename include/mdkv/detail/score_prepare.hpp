@@ -1,8 +1,7 @@
 /// \file score_prepare.hpp: the small jobs around score's sweeps: queries in panels, a transposed basis, the join of log-sum-exps, the mean of values by attention (arXiv 2603.20616, section 4.2).
 #pragma once
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/quantiser.hpp>

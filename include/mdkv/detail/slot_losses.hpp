@@ -2,14 +2,11 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/replay/balance.hpp>
-
-#include <cstdint>
 
 namespace MDKV_NAMESPACE::detail
 {

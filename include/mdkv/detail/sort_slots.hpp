@@ -1,12 +1,8 @@
 /// \file sort_slots.hpp: the job of pack and recompress that sorts the positions of each head by rung.
 #pragma once
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/team.hpp>
-
-#include <cstddef>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE::detail
 {

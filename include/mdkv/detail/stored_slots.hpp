@@ -2,16 +2,13 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/detail/tile_loops.hpp>
 
-#include <cstddef>
-#include <cstdint>
 #include <vector>
 
 namespace MDKV_NAMESPACE::detail

@@ -1,11 +1,7 @@
 /// \file team.hpp: the second of the two primitives that algorithms are written over: a team works on one item of a job, one thread on a CPU, one block on a GPU; and three jobs that several stages have.
 #pragma once
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
-
-#include <cstddef>
-#include <cstdint>
+#include <mdkv/core/ground.hpp>
 
 // A job is an object: its operands, and its body, which is written once for every backend:
 //

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
@@ -11,8 +11,6 @@
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <cstddef>
-#include <cstdint>
 #include <type_traits>
 
 namespace MDKV_NAMESPACE::detail

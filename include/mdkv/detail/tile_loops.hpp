@@ -2,14 +2,12 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/detail/tile_codec.hpp>
 
-#include <cstddef>
 #include <type_traits>
 
 // Offsets: see run_of_head.hpp.

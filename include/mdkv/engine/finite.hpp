@@ -1,16 +1,12 @@
 /// \file finite.hpp: expects_finite: refuses keys, values or queries that hold a NaN or an infinity.
 #pragma once
 
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <type_traits>
 
 namespace MDKV_NAMESPACE

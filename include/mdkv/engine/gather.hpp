@@ -1,13 +1,9 @@
 /// \file gather.hpp: gather_pages: keys and values that an engine keeps in pages or slots, brought together for the stages, which read rows at one stride.
 #pragma once
 
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
-
-#include <cstdint>
 
 namespace MDKV_NAMESPACE
 {

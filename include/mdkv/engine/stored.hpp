@@ -2,16 +2,12 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/cache_owner.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_format.hpp>
 
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <span>
 #include <type_traits>
 

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/read_tokens.hpp>
@@ -12,7 +10,6 @@
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <cstddef>
 #include <type_traits>
 
 namespace MDKV_NAMESPACE

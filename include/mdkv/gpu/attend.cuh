@@ -4,9 +4,7 @@
 #include <mdkv/attend.hpp>
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/attend.hpp>
 #include <mdkv/gpu/backend.cuh>
@@ -17,8 +15,6 @@
 #include <mdkv/gpu/launch.cuh>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <span>
 
 namespace MDKV_NAMESPACE::gpu

@@ -1,15 +1,12 @@
 /// \file backend.cuh: the CUDA backend: its stream and scratch memory, and how it runs jobs, one block an item, enqueued on the stream.
 #pragma once
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/device.cuh>
 #include <mdkv/gpu/team.cuh>
 
-#include <cstddef>
-#include <cstdint>
 #include <type_traits>
 
 #include <driver_types.h>

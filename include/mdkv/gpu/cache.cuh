@@ -1,8 +1,7 @@
 /// \file cache.cuh: an owner for one layer's packed cache in device memory, and its copies from and to the host (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/detail/cache_owner.hpp>
 #include <mdkv/gpu/backend.cuh>
@@ -10,7 +9,6 @@
 #include <mdkv/gpu/memory.cuh>
 
 #include <algorithm>
-#include <cstddef>
 #include <memory_resource>
 
 namespace MDKV_NAMESPACE::gpu

@@ -1,12 +1,10 @@
 /// \file device.cuh: the functions of the GPU that kernels use: a thread's number, its block's barrier and memory, its warp, atomics, tensor cores.
 #pragma once
 
-#include <mdkv/core/types.hpp>
+#include <mdkv/core/ground.hpp>
 
 #include <cmath>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <type_traits>
 
 // Kernels use these functions and no CUDA built-in besides, so that a second file of this name can give each of them a

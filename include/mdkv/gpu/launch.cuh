@@ -1,8 +1,7 @@
 /// \file launch.cuh: the one way a kernel is started, and the one way bytes go between host and device.
 #pragma once
 
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/device.cuh>

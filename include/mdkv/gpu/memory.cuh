@@ -1,8 +1,7 @@
 /// \file memory.cuh: device memory in the order of a stream: an owner over any resource, and the resource CUDA has built in.
 #pragma once
 
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/cache_owner.hpp>
 #include <mdkv/gpu/backend.cuh>
@@ -10,7 +9,6 @@
 #include <mdkv/gpu/launch.cuh>
 
 #include <concepts>
-#include <cstddef>
 #include <memory>
 #include <new>
 

@@ -3,10 +3,8 @@
 
 #include <mdkv/stages/score.hpp>
 
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/score_losses.hpp>
 #include <mdkv/detail/score_plan.hpp>

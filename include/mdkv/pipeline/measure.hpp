@@ -3,15 +3,13 @@
 
 #include <mdkv/prompt.hpp>
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/refit.hpp>
 #include <mdkv/replay/replay.hpp>
 
 #include <algorithm>
-#include <cstddef>
 #include <optional>
 
 namespace MDKV_NAMESPACE::detail

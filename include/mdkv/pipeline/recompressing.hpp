@@ -4,10 +4,8 @@
 #include <mdkv/recompress.hpp>
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/packing.hpp>
@@ -24,8 +22,6 @@
 #include <mdkv/stages/score.hpp>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <utility>
 #include <vector>
 

@@ -4,9 +4,7 @@
 #include <mdkv/core/allocation.hpp>
 #include <mdkv/core/budget.hpp>
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
@@ -15,8 +13,6 @@
 #include <mdkv/stages/allocate.hpp>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <vector>
 
 namespace MDKV_NAMESPACE::detail

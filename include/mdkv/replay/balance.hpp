@@ -1,10 +1,8 @@
 /// \file balance.hpp: balance and join: losses of several layers, or by several sets of queries, in one measure (beyond arXiv 2603.20616).
 #pragma once
 
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/float_environment.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/ranks.hpp>

@@ -1,9 +1,7 @@
 /// \file leverage.hpp: add_leverage: how far each token's key stands out among its head's (arXiv 2507.08143).
 #pragma once
 
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/panel.hpp>
@@ -11,7 +9,6 @@
 #include <mdkv/stages/basis.hpp>
 
 #include <cmath>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE
 {

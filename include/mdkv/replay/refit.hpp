@@ -2,9 +2,7 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/panel.hpp>
@@ -15,8 +13,6 @@
 #include <mdkv/engine/unpack.hpp>
 #include <mdkv/replay/leverage.hpp>
 
-#include <cstddef>
-#include <cstdint>
 #include <type_traits>
 
 namespace MDKV_NAMESPACE

@@ -1,11 +1,9 @@
 /// \file replay.hpp: replay: a chunk of a prompt scored by its own queries, rotated to their positions in a later reading; and advance, which rotates them.
 #pragma once
 
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/score_options.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/columns.hpp>
@@ -13,7 +11,6 @@
 #include <mdkv/stages/score.hpp>
 
 #include <cmath>
-#include <cstdint>
 #include <limits>
 #include <optional>
 #include <type_traits>

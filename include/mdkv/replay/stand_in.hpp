@@ -1,9 +1,7 @@
 /// \file stand_in.hpp: stand_in: a few tokens that take the place of all dropped ones of a head (beyond arXiv 2603.20616).
 #pragma once
 
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/columns.hpp>
@@ -13,8 +11,6 @@
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 
 namespace MDKV_NAMESPACE

@@ -2,17 +2,12 @@
 #pragma once
 
 #include <mdkv/core/allocation.hpp>
-#include <mdkv/core/error.hpp>
 #include <mdkv/core/float_environment.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/allocate/search.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/ranks.hpp>
-
-#include <cstddef>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE
 {

@@ -1,16 +1,13 @@
 /// \file basis.hpp: fit_basis: the PCA basis of each head, directions of most energy first, by Jacobi rotations (arXiv 2603.20616, section 4.1).
 #pragma once
 
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
-#include <cstddef>
 #include <limits>
 
 namespace MDKV_NAMESPACE

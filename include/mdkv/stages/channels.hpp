@@ -1,17 +1,13 @@
 /// \file channels.hpp: fit_channels: what the keys of a head have in common, channel by channel, so that codes store the rest.
 #pragma once
 
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE
 {

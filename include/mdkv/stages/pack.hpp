@@ -2,16 +2,12 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/packing.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <cstddef>
-#include <cstdint>
 #include <vector>
 
 namespace MDKV_NAMESPACE

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <mdkv/core/float_environment.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE
 {

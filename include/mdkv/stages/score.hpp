@@ -1,11 +1,9 @@
 /// \file score.hpp: contract of score: the loss of every token at every rung (arXiv 2603.20616, section 4.2, algorithm 1).
 #pragma once
 
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/score_options.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/detail/check.hpp>
 
 namespace MDKV_NAMESPACE

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
@@ -20,7 +18,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 
 namespace MDKV_NAMESPACE::cpu::detail
 {

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 
 namespace MDKV_NAMESPACE::cpu::detail

@@ -1,8 +1,8 @@
 /// \file code_kernels.hpp: attention over a block of tokens stored as codes, in products of integers: logits and weighted sums of values (arXiv 2603.20616, section 5).
 #pragma once
 
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/detail/products.hpp>
 #include <mdkv/cpu/detail/rounding.hpp>
@@ -11,7 +11,6 @@
 #include <mdkv/detail/run_of_head.hpp>
 
 #include <algorithm>
-#include <cstddef>
 
 namespace MDKV_NAMESPACE::cpu::detail
 {
@@ -37,12 +36,11 @@ MDKV_OUTLINE void last_logits(query_rows const& q, int heads, int k, byte_range 
         for (index_t i = 0; i < range.end - range.begin; ++i)
         {
             std::byte const* const row = at + i / 4 * 4 * tile_tokens;
-            std::byte const* const one =
-                row + (i - fours) * tile_tokens + first; // of a byte beyond the last whole four
-            simd::ints const code = i < fours
-                                        ? simd::read<simd::ints>(row + first * 4) >> static_cast<int>(i % 4 * 8) & 0xff
-                                        : __builtin_convertvector(simd::read<simd::bytes>(one), simd::ints);
-            index_t const c       = range.begin + i;
+            std::byte const* const one = row + (i - fours) * tile_tokens + first; // a byte beyond the last whole four
+            simd::ints const code      = i < fours
+                                             ? simd::read<simd::ints>(row + first * 4) >> static_cast<int>(i % 4 * 8) & 0xff
+                                             : __builtin_convertvector(simd::read<simd::bytes>(one), simd::ints);
+            index_t const c            = range.begin + i;
             sum += (Bits == 8 ? code : code & 15) * query.template number<Bits>(c);
             if (Bits == 4) { sum += (code >> 4) * query.template number<Bits>(c + quantised_group / 2); }
         }

@@ -1,8 +1,8 @@
 /// \file element_kernels.hpp: attention over a block of tokens stored as elements, read as they are: logits, softmax and weighted sums of values (arXiv 2603.20616, section 5).
 #pragma once
 
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/tile.hpp>
@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstring>
 
 namespace MDKV_NAMESPACE::cpu::detail

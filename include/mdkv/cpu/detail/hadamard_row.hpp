@@ -1,15 +1,14 @@
 /// \file hadamard_row.hpp: the rotation of a vector's coordinates in registers, to the bit as detail/hadamard.hpp has it.
 #pragma once
 
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/cpu/team.hpp>
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 
 #include <array>
-#include <cstddef>
 
 namespace MDKV_NAMESPACE::cpu::detail
 {

@@ -1,15 +1,14 @@
 /// \file rounding.hpp: the factors of codes in attention, queries and weights, rounded to whole numbers of 8 or 16 bits (docs/numerics.md).
 #pragma once
 
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/cpu/detail/attention_kernels.hpp>
 #include <mdkv/cpu/detail/products.hpp>
 #include <mdkv/cpu/simd.hpp>
 #include <mdkv/detail/lanes.hpp>
 
 #include <algorithm>
-#include <cstddef>
 
 namespace MDKV_NAMESPACE::cpu::detail
 {

@@ -2,15 +2,13 @@
 #pragma once
 
 #include <mdkv/core/allocation.hpp>
-#include <mdkv/core/types.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/allocate/work.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 
 // A level of the search is `weigh`, which fills a histogram of the bytes that thresholds decide (docs/method.md), and `narrow`,
 // which finds the bin of the multiplier, the next level's interval. At the multiplier itself they do the same for the ties by

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <mdkv/core/allocation.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/ranks.hpp>
 #include <mdkv/detail/team.hpp>
 
-#include <cstddef>
-#include <cstdint>
 #include <type_traits>
 
 // The solution for a limit is a multiplier, which gives every token of its heads a rung by its thresholds, and the ties at the

@@ -4,17 +4,13 @@
 #include <mdkv/attend.hpp>
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/gpu/detail/attend_rows.cuh>
 #include <mdkv/gpu/device.cuh>
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <span>
 
 namespace MDKV_NAMESPACE::gpu::kernels

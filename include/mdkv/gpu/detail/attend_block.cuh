@@ -2,9 +2,8 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/detail/attend.hpp>
 #include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
@@ -20,8 +19,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE::gpu::kernels
 {

@@ -2,8 +2,7 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
@@ -14,7 +13,6 @@
 #include <mdkv/gpu/device.cuh>
 
 #include <cmath>
-#include <cstdint>
 
 #include <vector_types.h>
 

@@ -1,15 +1,12 @@
 /// \file attend_numbers.cuh: tiles that cannot be copied as they are, gathered in the form of whole ones by all warps of a block: the last tile of a run, elements of 32 bits, rows that are no words (arXiv 2603.20616, section 5).
 #pragma once
 
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/gpu/detail/attend_rows.cuh>
 #include <mdkv/gpu/device.cuh>
-
-#include <cstddef>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE::gpu::kernels
 {

@@ -2,16 +2,14 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/gpu/device.cuh>
 
 #include <cmath>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <type_traits>
 
 #include <vector_types.h>

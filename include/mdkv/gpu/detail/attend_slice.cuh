@@ -2,8 +2,8 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/gpu/detail/attend_batch.cuh>
@@ -13,9 +13,6 @@
 #include <mdkv/gpu/detail/attend_sums.cuh>
 #include <mdkv/gpu/detail/attend_units.cuh>
 #include <mdkv/gpu/device.cuh>
-
-#include <cstddef>
-#include <cstdint>
 
 #include <vector_types.h>
 

@@ -1,8 +1,8 @@
 /// \file attend_sums.cuh: a warp's softmax and sums of values in registers, and the states that blocks leave in memory (arXiv 2603.20616, section 5).
 #pragma once
 
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/detail/attend.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
@@ -11,8 +11,6 @@
 #include <mdkv/gpu/device.cuh>
 
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 
 #include <vector_types.h>
 

@@ -2,14 +2,11 @@
 #pragma once
 
 #include <mdkv/core/cache.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/gpu/detail/attend_rows.cuh>
 #include <mdkv/gpu/device.cuh>
-
-#include <cstddef>
-#include <cstdint>
 
 namespace MDKV_NAMESPACE::gpu::kernels
 {

@@ -1,15 +1,13 @@
 /// \file score_products.cuh: how score cuts tokens into tiles on a GPU, the shared memory of a block, and products of its tokens with queries (arXiv 2603.20616, section 4.2).
 #pragma once
 
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/score_options.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/device.cuh>
 
-#include <cstdint>
 #include <cstring>
 
 #include <vector_types.h>

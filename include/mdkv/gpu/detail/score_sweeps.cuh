@@ -1,8 +1,7 @@
 /// \file score_sweeps.cuh: score's two sweeps: the log-sum-exp of every query in every softmax, then the totals of every token's probabilities and of their differences (arXiv 2603.20616, section 4.2).
 #pragma once
 
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/score_prepare.hpp>
 #include <mdkv/detail/team.hpp>
