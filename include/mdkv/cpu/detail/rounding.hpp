@@ -70,7 +70,7 @@ template <bool Signed>
             sum += number[v];
             if (bits == 8) // the middle two of every four are swapped
             {
-                number[v] = simd::shuffled(number[v], number[v], [](int i) { return i % 4 % 3 == 0 ? i : i ^ 3; });
+                number[v] = simd::shuffled(number[v], number[v], [](int l) { return l % 4 % 3 == 0 ? l : l ^ 3; });
             }
         }
         if (bits == 8) { simd::store_shorts(to + i * number_bytes<8>, number); }
