@@ -26,6 +26,7 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/leverage.hpp>

@@ -3,6 +3,7 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/engine/stored.hpp>
 
 #include <algorithm>

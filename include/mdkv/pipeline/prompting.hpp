@@ -27,7 +27,6 @@
 #include <mdkv/stages/score.hpp>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -353,10 +352,9 @@ struct prompt_work
         index_t const whole = N * costs.bytes[costs.size() - 1];
         next.all_full       = settings.ratios[costs.size() - 1].full()
                         && std::all_of(limits.begin(), limits.end(), [&](index_t quota) { return quota >= whole; });
-        if (next.all_full)
-        {
-            return keep_everything(on, L * H, N, std::accumulate(limits.begin(), limits.end(), index_t{0}));
-        }
+        index_t sum = 0;
+        for (index_t const quota : limits) { sum += quota; }
+        if (next.all_full) { return keep_everything(on, L * H, N, sum); }
         return allocate_within(on, stage, limits, costs, {.charge = settings.charge}, lists(N));
     }
 
