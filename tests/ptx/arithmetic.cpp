@@ -359,6 +359,7 @@ void add_arithmetic(operations& all)
     all["cvt.u16.u32"]       = each<[](u32 a) { return static_cast<u16>(a); }>();
     all["cvt.u16.u64"]       = each<[](u64 a) { return static_cast<u16>(a); }>();
     all["cvt.u32.u16"]       = each<[](u16 a) { return u32{a}; }>();
+    all["cvt.s32.s16"]       = each<[](u16 a) { return s32{static_cast<std::int16_t>(a)}; }>();
     all["cvt.u32.u64"]       = each<[](u64 a) { return static_cast<u32>(a); }>();
     all["cvt.u64.u16"]       = each<[](u16 a) { return u64{a}; }>();
     all["cvt.u64.u32"]       = each<[](u32 a) { return u64{a}; }>();
