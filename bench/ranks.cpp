@@ -21,10 +21,9 @@
 #include <vector>
 
 #include <mdkv/core/allocation.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ranks.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
-#include <mdkv/core/view.hpp>
 #include <mdkv/cpu/backend.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/presets.hpp>

@@ -1,8 +1,7 @@
 // Stored caches: layers as bytes of a file, and files whose bytes layers attend to.
 #include <mdkv/core/cache.hpp>
-#include <mdkv/core/error.hpp>
+#include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
-#include <mdkv/core/types.hpp>
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/engine/stored.hpp>
 
