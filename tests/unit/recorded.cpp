@@ -175,7 +175,7 @@ void record(preset const& chosen)
 
 TEST_CASE_TEMPLATE("every preset's pipelines give the bits that were recorded", T, float, half, bfloat16)
 {
-    lines.clear();
+    if (std::getenv("MDKV_RECORD") == nullptr) { lines.clear(); } // a new file gets the lines of all elements
     for (preset const& chosen : {presets::paper, presets::paper_literal, presets::evict, presets::by_window,
              presets::best, presets::any_question})
     {
