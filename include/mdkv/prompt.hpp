@@ -10,6 +10,7 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/ranks.hpp>
+#include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/replay.hpp>
@@ -207,7 +208,7 @@ public:
         expects(work_.settings.replayed.has_value(), stage, ": preset \"", work_.settings.name, "\" does not replay");
         expects(n <= work_.losses.extent(3), stage, ": losses are of ", n, " tokens, above ", work_.losses.extent(3));
         detail::checks{on, stage}.in("losses", losses, {work_.shape.heads, work_.rung_count(), n}, "H,R,n");
-        work_.take_losses(on, layer, losses);
+        run(on, detail::copy_rows<B, float>{losses, work_.losses_of(layer, n)});
         work_.progress.of(layer) = n;
     }
 

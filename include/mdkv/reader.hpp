@@ -166,20 +166,22 @@ public:
     ///
     /// \param on   backend: threads, scratch
     /// \cost   allocate over all stored tokens; reads and packs each layer; allocates its new arena beside the old one
-    /// \sync   returns when done, on a GPU too: it waits for the device three times, and some times for each layer
+    /// \sync   returns when done, on a GPU too: it waits for the device four times, and some times for each layer
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        layers have different numbers of tokens
     /// \throws non_finite_input        a loss is NaN or infinite; nothing was changed
-    /// \throws std::bad_alloc          (or an exception of the caches' or the workspace's memory). Each layer is as it was or as it is to be, and
-    ///                                 the call may be made again
+    /// \throws std::bad_alloc          (or an exception of the caches' or the workspace's memory). Each layer is as it was or as
+    ///                                 it is to be, and the call may be made again
     reader_report end_chunk(B const& on) { return bring_within(on, "reader::end_chunk", false); }
 
-    /// Ends the prompt: as `end_chunk`, but within the limit, and if the preset joins, by the last chunk's queries, too.
+    /// Ends the prompt: as `end_chunk`, but within the limit, by the last chunk's queries, too, if the preset joins, and with
+    /// stand-ins stored as `prompt::pack` stores them.
     /// Afterwards the caches are as those of `prompt::pack`: the last tokens are the window, and the tail is empty and has no room.
     ///
     /// \param on   backend: threads, scratch
-    /// \cost   as end_chunk; if the preset joins, also score of all stored tokens
-    /// \sync   as end_chunk
+    /// \cost   as end_chunk; if the preset joins, also score of all stored tokens; allocate twice if stand-ins were to be in codes,
+    ///         and most kept tokens are not
+    /// \sync   as end_chunk; two waits more for the second allocate
     /// \order  as end_chunk
     /// \throws as end_chunk
     reader_report finish(B const& on) { return bring_within(on, "reader::finish", true); }

@@ -133,7 +133,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 /// \cost   score, pool, allocate and pack for the stored tokens; no scores if everything stays. Scratch O(H*M*(R + D)) for M
 ///         tokens in the longest head; allocates the new cache and, in host memory, a copy of the directory, the counts of rungs
 ///         and where heads begin
-/// \sync   returns when done; on a GPU it waits for the device up to eleven times. Work on the cache must have
+/// \sync   returns when done; on a GPU it waits for the device up to thirteen times. Work on the cache must have
 ///         been enqueued on the backend's stream, or be waited for by it; afterwards every stream may work on the cache
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument        the cache has no layout; shapes disagree; the limit is below window and stand-ins

@@ -193,11 +193,6 @@ struct prompt_work
             slice<2>(item_of(losses, l), first, end));
     }
 
-    void take_losses(B const& on, index_t l, in_view<float, 3, B> const& given) const
-    {
-        run(on, copy_rows<B, float>{given, losses_of(l, given.extent(2))});
-    }
-
     /// Finds the losses of a layer's N tokens by its last queries, by the replayed ones (already in `losses`), or by both.
     void find_losses(B const& on, index_t l, rows_of_layer const& rows, layer_shape const& one, agreement& agreed) const
     {
