@@ -142,8 +142,8 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens to be scored hold a NaN or an infinity (naming head and slot, or row of the
 ///                                 window), or a loss does, e.g. of a `lse_elsewhere` above 1e30; gpu: of query weights, too
-/// \throws std::bad_alloc          and the exceptions of the executor and of the cache's and the workspace's memory; gpu: cuda_error.
-///                                 Nothing was changed in any case
+/// \throws std::bad_alloc          and the exceptions of the executor and of the cache's and the workspace's memory; gpu:
+///                                 cuda_error. Nothing was changed in any case
 /// \see    tests/unit/recompress.cpp, tests/gpu/recompress.cu
 template <backend B, element U, class Cache>
 recompress_report recompress(

@@ -50,8 +50,8 @@ struct array
     [[nodiscard]] friend constexpr bool operator==(array const&, array const&) noexcept = default;
 };
 
-// Both types may alias: `as_half` reads an engine's own 16-bit objects through them. Both are made of their bits alone: an aggregate
-// would take half(0.5F), and have the bits 0. `narrow` converts.
+// Both types may alias: `as_half` reads an engine's own 16-bit objects through them. Both are made of their bits alone: an
+// aggregate would take half(0.5F), and have the bits 0. `narrow` converts.
 
 /// IEEE binary16, as memory holds it: the bits of `__half`, `_Float16`, `ggml_fp16_t`, `at::Half`.
 struct [[gnu::may_alias]] half

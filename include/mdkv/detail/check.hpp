@@ -22,8 +22,8 @@ MDKV_OUTLINE constexpr void expects_width(char const* option, index_t width)
     expects(width >= 1 && width % 2 == 1, option, " is ", width, "; it must be odd and at least 1");
 }
 
-/// The checks of all arguments of one call. Each is checked as it is named: its extents, that there is memory behind it, its alignment,
-/// and that no output shares memory with any other argument.
+/// The checks of all arguments of one call. Each is checked as it is named: its extents, that there is memory behind it, its
+/// alignment, and that no output shares memory with any other argument.
 class checks
 {
 public:

@@ -77,7 +77,7 @@ struct refit_options
 
 /// Changes the values of a cache's tokens so that rows of the text that goes on have the outputs that they would have over all
 /// tokens (docs/method.md, "Refitted values"): by A'(A A' + mu I)^-1 E, with A the attention of a prompt's own queries, in the
-/// place of later ones, and E what their outputs lack. `pack` stores the changed values at the same rungs; window and stand-ins stay.
+/// place of later ones, and E what their outputs lack. `pack` stores the changed values at the same rungs; all else stays.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  queries  [H*G, Q, D]     of the rows, after position encoding, of any element type U: block by block the fitting

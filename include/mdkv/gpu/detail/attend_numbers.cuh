@@ -11,8 +11,8 @@
 namespace MDKV_NAMESPACE::gpu::kernels
 {
 
-/// A tile's units, gathered in a block's shared memory. If keys and values are words, they are copied first, while the block prepares
-/// queries: a small cache waits for the last tile of a run in every call.
+/// A tile's units, gathered in a block's shared memory. If keys and values are words, they are copied first, while the block
+/// prepares queries: a small cache waits for the last tile of a run in every call.
 template <element T, storage Kind>
 struct attend_numbers
 {
