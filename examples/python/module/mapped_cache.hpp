@@ -94,7 +94,7 @@ private:
     /// Becomes another cache, with a tail of so many tokens.
     void take(readable const& from, index_t tail_tokens)
     {
-        auto const bytes = mdkv::detail::tail_bytes(from.layout, tail_tokens, sizeof(T));
+        auto const bytes = from.layout.tail_bytes(tail_tokens, sizeof(T));
         host_bytes tail{bytes, {}};
         auto appended = std::make_unique<index_t>(0);
         mdkv::workspace none{mdkv::cpu::host_memory{}};
