@@ -284,7 +284,8 @@ def test_a_row_of_padding_only_leaves_the_others_as_they_are(preset, tail):
         others = mdkv.transformers.Cache(model.config, budget, preset, tail=tail)
         rest = [0, 2]
         expected = logits(model, others, ids[rest], calls, attention_mask=mask[rest])
-        torch.testing.assert_close(found[rest], expected, rtol=1e-4, atol=1e-4)
+        # A product of torch depends on the number of rows to the last bit, which may round one number to the next code.
+        torch.testing.assert_close(found[rest], expected, rtol=1e-4, atol=1e-4 if budget == 1.0 else 1e-3)
     again = copy.deepcopy(cache)
     again.reorder_cache(torch.tensor([2, 1, 1]))
     assert again.compressed[0].lengths() == [106, 36, 36]
