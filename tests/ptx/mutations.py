@@ -25,7 +25,7 @@ MUTATIONS = [
     ("the last wait for copies leaves a group", r"cp\.async\.wait_group 0", "cp.async.wait_group 1", "attend basis",
      "groups behind the last that is used are empty, so nothing is on its way there"),
     ("waits leave two groups, not one", r"cp\.async\.wait_group 1", "cp.async.wait_group 2", "attend"),
-    ("waits leave six groups, not five", r"cp\.async\.wait_group 5", "cp.async.wait_group 6", "attend attend_alignment"),
+    ("waits leave five groups, not four", r"cp\.async\.wait_group 4", "cp.async.wait_group 5", "attend attend_alignment"),
     ("ldmatrix reads 16 bytes further on", r"(ldmatrix.*\[%r[0-9]+)\]", "$1+16]", "attend"),
     ("ldmatrix does not transpose", r"(ldmatrix.*)\.trans", "$1", "attend"),
     ("movmatrix does not transpose", r"movmatrix\S*", "mov.b32", "attend"),
