@@ -223,16 +223,13 @@ struct read_text
         for (T const one : output.elements()) { outputs.push_back(mdkv::widen(one)); }
         for (float const one : lse.elements()) { outputs.push_back(one); }
     }
-    mdkv::reader_report end_chunk()
+    mdkv::reader_report end_chunk(bool last = false)
     {
-        make("end_chunk", [&](host const& on) { reports.push_back(r->end_chunk(on)); });
+        make(last ? "finish" : "end_chunk",
+            [&](host const& on) { reports.push_back(last ? r->finish(on) : r->end_chunk(on)); });
         return reports.back();
     }
-    mdkv::reader_report finish()
-    {
-        make("finish", [&](host const& on) { reports.push_back(r->finish(on)); });
-        return reports.back();
-    }
+    mdkv::reader_report finish() { return end_chunk(true); }
     void read(index_t first, index_t end, index_t chunk)
     {
         for (; first < end; first += chunk)

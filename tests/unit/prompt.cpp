@@ -1,5 +1,5 @@
-// What a prompt alone does: its stages by hand, ranks, quotas, windows in codes, the limit that its caches remember, its errors. What it
-// promises like compress, reader and fold is in pipelines.cpp.
+// What a prompt alone does: its stages by hand, ranks, quotas, windows in codes, limits that caches remember, its errors. What
+// it promises like compress, reader and fold is in pipelines.cpp.
 #include <mdkv/prompt.hpp>
 
 #include <mdkv/mdkv.hpp>
@@ -57,7 +57,7 @@ struct stages_by_hand
     std::vector<tensor<float, 3>> key_bases{}, value_bases{}, channels{};
     tensor<float, 4> losses{{L, H, R, N}};
     tensor<leverage_sum, 1> leverages{{x.tokens}};
-    tensor<std::uint8_t, 2> rungs{{L * H, N}};
+    tensor<std::uint8_t, 2> rungs{{L * H, x.tokens}}; // the window's are used if it is in codes
 
     /// Bases, channels, leverages and losses of a layer of which parts of so many tokens were read.
     void read(index_t l, index_t part)
@@ -115,7 +115,7 @@ struct stages_by_hand
         most.set(layers * bytes, 0);
         allocate(on,
             {in(on, std::as_const(losses).data() + first * H * R * N, layers * H, R, N),
-                slice<0>(rungs.out(), first * H, layers * H)},
+                slice<1>(slice<0>(rungs.out(), first * H, layers * H), 0, N)},
             rung_costs{p.ratios, x.dims, sizeof(T)}, most.in(), {.charge = p.charge}, report.out());
         return report.get(0);
     }
@@ -173,12 +173,9 @@ struct stages_by_hand
             extra               = H * one * extra <= spend ? extra : 0;
         };
         plan();
-        if (whole)
-        {
-            rungs.assign(
-                std::vector<std::uint8_t>(static_cast<std::size_t>(L * H * N), static_cast<std::uint8_t>(R - 1)));
-        }
-        else
+        rungs.assign(
+            std::vector(static_cast<std::size_t>(rungs.count()), static_cast<std::uint8_t>(whole ? R - 1 : 2)));
+        if (!whole)
         {
             if (p.shared) { balance(on, losses.out(), p.balance<host>(slice<0>(leverages.in(), 0, N))); }
             index_t const layers = p.shared ? L : 1;
@@ -205,17 +202,12 @@ struct stages_by_hand
         extra              = any ? extra : 0;
         index_t const rest = in_codes ? 0 : W; // tokens without a rung
         index_t const n    = x.tokens - rest;
-        tensor<std::uint8_t, 2> all_rungs{{L * H, n}};
-        for (index_t i = 0; i < L * H * n; ++i)
-        {
-            all_rungs.set(i % n < N ? rungs.get(i / n, i % n) : std::uint8_t{2}, i / n, i % n);
-        }
         std::vector<cpu::cache<T>> packed;
         for (index_t l = 0; l < L; ++l)
         {
             auto const all    = x.whole(l);
             auto const i      = static_cast<std::size_t>(l);
-            auto const chosen = slice<0>(all_rungs.in(), l * H, H);
+            auto const chosen = slice<1>(slice<0>(rungs.in(), l * H, H), 0, n);
             auto const keys   = slice<1>(all.keys, 0, n);
             auto const values = slice<1>(all.values, 0, n);
             cache_layout layout{p.ratios, H, rest, x.dims, p.scale};
@@ -348,7 +340,8 @@ TEST_CASE_TEMPLATE(
     }
 }
 
-TEST_CASE("one budget over 1, 2, 3 and 5 ranks, of which some have no heads, makes the caches of one rank, bit for bit")
+TEST_CASE("one budget over 1, 2, 3 and 5 ranks, of which some have no heads, makes the caches of one rank, bit for "
+          "bit; each folds within the bytes that its heads got, or its part of the budget if everything fits")
 {
     text const x{{.layers = 3, .tokens = 250, .heads = 5}};
     preset projected = presets::paper;
@@ -361,7 +354,7 @@ TEST_CASE("one budget over 1, 2, 3 and 5 ranks, of which some have no heads, mak
     for (auto const& heads : splits) { parts.push_back(parts_of(x, heads)); }
     for (preset const& p : all)
     {
-        for (budget const limit : {budget::fraction(1, 4), budget::fraction(1, 1)})
+        for (auto const& [limit, fits] : {std::pair{budget::fraction(1, 4), false}, {budget::fraction(2, 1), true}})
         {
             auto const one = by_prompt(x, p, limit).caches;
             for (std::size_t s = 0; s < splits.size(); ++s)
@@ -372,10 +365,13 @@ TEST_CASE("one budget over 1, 2, 3 and 5 ranks, of which some have no heads, mak
                 for (std::size_t l = 0; l < 3; ++l)
                 {
                     std::vector<std::byte> joined;
-                    for (caches const& of_rank : made)
+                    for (std::size_t r = 0; r < made.size(); ++r)
                     {
-                        auto const arena = contents{of_rank[l]}.arena;
+                        auto const& cache = made[r][l];
+                        auto const arena  = contents{cache}.arena;
                         joined.insert(joined.end(), arena.begin(), arena.end());
+                        index_t const own = 2 * x.layer_bytes() / 5 * splits[s][r][1];
+                        CHECK((made.size() == 1 || cache.fold_limit == (fits ? own : cache.arena_bytes())));
                     }
                     CHECK(joined == one[l].arena);
                 }
@@ -400,22 +396,6 @@ TEST_CASE("a rank whose heads another one has, too, and that gives zeros to the 
         });
         auto const one  = by_prompt(x, p, budget::fraction(1, 4)).caches;
         for (caches const& of_rank : made) { CHECK(contents_of(of_rank) == one); }
-    }
-}
-
-TEST_CASE("ranks fold within the bytes that their heads got, and within their part of the budget if everything fits")
-{
-    text const x{{.heads = 5}};
-    auto const parts = parts_of(x, {{0, 2}, {2, 3}});
-    for (preset const& p : {presets::best, presets::by_window})
-    {
-        for (auto const& [limit, fits] : {std::pair{budget::fraction(1, 4), false}, {budget::fraction(2, 1), true}})
-        {
-            auto const made   = over_ranks(parts, {{0, 2}, {2, 3}}, p, limit);
-            index_t const all = 2 * x.layer_bytes();
-            CHECK(made[0][0].fold_limit == (fits ? all / 5 * 2 : made[0][0].arena_bytes()));
-            CHECK(made[1][0].fold_limit == (fits ? all / 5 * 3 : made[1][0].arena_bytes()));
-        }
     }
 }
 
@@ -614,45 +594,37 @@ TEST_CASE("quotas give every head of every layer its own bytes (MixedDimKV-H)")
         for (index_t l = 0; l < 2; ++l) { one->finish_layer(on, l, x.whole(l)); }
         return one;
     };
-    auto const refusal = [&](preset const& p, tensor<index_t, 2> const& given) {
-        auto const one = finished(p);
-        return error_text<invalid_argument>([&] { one->allocate(on, given.in()); });
+    auto const refuses = [&](std::string const& want, preset const& by, tensor<index_t, 2> const& given) {
+        auto const one = finished(by);
+        refused(want, [&] { one->allocate(on, given.in()); });
     };
     set(3); // less than a token
+    auto const p = finished(presets::evict);
+    CHECK(p->allocate(on, quotas.in()).tokens[1] == 60);
+    for (index_t l = 0; l < 2; ++l)
     {
-        auto const p = finished(presets::evict);
-        CHECK(p->allocate(on, quotas.in()).tokens[1] == 60);
-        for (index_t l = 0; l < 2; ++l)
+        cpu::cache<half> cache;
+        auto const report = p->pack(on, l, x.whole(l), cache);
+        CHECK(report.budget_bytes == report.window_bytes + 30 * token + 6);
+        for (index_t h = 0; h < 2; ++h)
         {
-            cpu::cache<half> cache;
-            auto const report = p->pack(on, l, x.whole(l), cache);
-            CHECK(report.budget_bytes == report.window_bytes + 30 * token + 6);
-            for (index_t h = 0; h < 2; ++h)
-            {
-                CHECK(cache.view().heads[h].exact.tokens
-                      == kept[static_cast<std::size_t>(2 * l + h)] + presets::evict.window);
-            }
+            CHECK(cache.view().heads[h].exact.tokens - presets::evict.window
+                  == kept[static_cast<std::size_t>(2 * l + h)]);
         }
     }
     set(112 * token); // 112 tokens before the window at least
-    {
-        auto const p = finished(presets::by_window);
-        CHECK(p->allocate(on, quotas.in()).status == allocation_status::everything_kept);
-        cpu::cache<half> cache;
-        auto const report = p->pack(on, 1, x.whole(1), cache);
-        CHECK(report.status == compress_status::uncompressed);
-        CHECK(report.resident_bytes == report.full_bytes);
-    }
-    CHECK(refusal(presets::evict, tensor<index_t, 2>{{2, 1}})
-          == "prompt::allocate: quotas must be [L,H] = [2, 2], its extent 1 is 1");
+    auto const all = finished(presets::by_window);
+    CHECK(all->allocate(on, quotas.in()).status == allocation_status::everything_kept);
+    CHECK(all->arena_bytes(on, 1) == x.layer_bytes());
+    refuses("prompt::allocate: quotas must be [L,H] = [2, 2], its extent 1 is 1", presets::evict,
+        tensor<index_t, 2>{{2, 1}});
     preset keeps = presets::by_window;
     keeps.ratios = ratio_set{full_int4, full};
     set(0);
-    CHECK(refusal(keeps, quotas)
-              .starts_with(
-                  "prompt::allocate: a quota cannot hold the tokens of its head at their cheapest rung; at least "));
+    refuses("prompt::allocate: a quota cannot hold the tokens of its head at their cheapest rung; at least ", keeps,
+        quotas);
     quotas.set(-1, 0, 0);
-    CHECK(refusal(presets::evict, quotas) == "allocate: limits[0] is -1; it must not be negative");
+    refuses("allocate: limits[0] is -1; it must not be negative", presets::evict, quotas);
 }
 
 TEST_CASE(
@@ -704,18 +676,17 @@ TEST_CASE("losses of rows that the caller chose take the place of replayed ones"
     text const x{{.tokens = 200}};
     preset p = presets::best;
     p.refitted.reset(); // by queries that were not read
-    index_t const n = 200 - p.window;
-    tensor<float, 3> replayed{{2, 4, n}};
-    rows const part = x.part(0, 0, n);
+    tensor<float, 3> replayed{{2, 4, 200 - p.window}};
+    auto const part = x.part(0, 0, 200 - p.window);
     workspace scratch{support::nan_memory{}};
     host const on{&scratch};
     replay(on, part.queries, part.keys, part.values, slice<1>(part.keys, 0, 0), p.ratios, p.replay<host>({}),
         replayed.out());
+    caches made(1);
     prompt<host, half> one{on, p, x.shape()};
     one.take_losses(on, 0, replayed.in());
     one.finish_layer(on, 0, x.whole(0));
     one.allocate(on, budget::fraction(1, 4));
-    caches made(1);
     one.pack(on, 0, x.whole(0), made[0]);
     CHECK(contents_of(made) == by_prompt(x, p, budget::fraction(1, 4), {.part = 200}).caches);
 }
@@ -739,7 +710,8 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
     of_preset("replayed.sinks is -2; it must not be negative", [](preset& o) { o.replayed->sinks = -2; });
     of_preset("replayed.join is -1; it must be finite and not negative", [](preset& o) { o.replayed->join = -1; });
     of_preset("stand_ins is -1; it must not be negative", [](preset& o) { o.stand_ins = -1; });
-    of_preset("refitted.blocks is 0; it must be from 1 to 1000000", [](preset& o) { o.refitted = refit_part{.blocks = 0}; });
+    of_preset(
+        "refitted.blocks is 0; it must be from 1 to 1000000", [](preset& o) { o.refitted = refit_part{.blocks = 0}; });
     of_preset("scale is nan; it", [](preset& o) { o.scale = NAN; });
     of_preset("pooling.width is 4; it must be odd and at least 1", [](preset& o) { o.pooling.width = 4; });
     of_preset("shared.depth is nan; ", [](preset& o) { o.shared->depth = NAN; });
