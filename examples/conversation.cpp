@@ -87,14 +87,12 @@ int main()
     // A file (an engine would write a temporary one, sync and rename it), mapped, from which attention reads.
     auto const path = std::filesystem::temp_directory_path() / "mdkv_example_conversation.cache";
     cache_identity const model{{'e', 'x', 'a', 'm', 'p', 'l', 'e'}}; // an engine: the SHA-256 of all that must agree
-    std::vector<layer_to_write<half>> layers;
-    for (auto const& cache : caches) { layers.push_back({cache.view(), {}}); }
     {
         std::ofstream file{path, std::ios::binary};
         auto const sink = [&](std::span<std::byte const> bytes) {
             file.write(reinterpret_cast<char const*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
         };
-        write(sink, model, {.model_layers = L, .model_heads = H}, std::span{layers});
+        write(sink, model, {}, std::span{caches});
     }
     auto const size = static_cast<std::size_t>(std::filesystem::file_size(path));
     int const file  = open(path.c_str(), O_RDONLY);

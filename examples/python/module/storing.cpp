@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -66,38 +65,10 @@ using positions_list =
     return {bytes.c_str(), bytes.size()};
 }
 
-/// The place of layers, as arguments of Python's; by default that of a whole model.
-struct place_numbers
-{
-    index_t first_layer;
-    std::optional<index_t> model_layers;
-    index_t first_head;
-    std::optional<index_t> model_heads;
-    index_t tokens;
-    nb::bytes attachment;
-
-    [[nodiscard]] mdkv::cache_place of(index_t layers, index_t heads) const
-    {
-        return {first_layer, model_layers.value_or(end_of("first_layer", first_layer, layers)), first_head,
-            model_heads.value_or(end_of("first_head", first_head, heads)), tokens,
-            {static_cast<std::byte const*>(attachment.data()), attachment.size()}};
-    }
-
-private:
-    [[nodiscard]] static index_t end_of(char const* name, index_t first, index_t count)
-    {
-        index_t const most = std::numeric_limits<index_t>::max() - count;
-        mdkv::expects<mdkv::size_overflow>(
-            first <= most, "write: ", name, " is ", first, "; with the ", count, " that are written at most ", most);
-        return first + count;
-    }
-};
-
-/// Calls call(place, span of mdkv::layer_to_write) for the layers of a Python sequence, which no other call changes
+/// Calls call(span of mdkv::layer_to_write) for the layers of a Python sequence, which no other call changes
 /// meanwhile. Python's other threads may run.
 template <class Call>
-auto with_layers(
-    nb::sequence const& given, positions_list const& positions, place_numbers const& place, Call const& call)
+auto with_layers(nb::sequence const& given, positions_list const& positions, Call const& call)
 {
     mdkv::expects(!positions || positions->size() == nb::len(given), "write: positions are of ",
         positions ? positions->size() : 0, " layers, not of the ", nb::len(given), " that are written");
@@ -119,7 +90,7 @@ auto with_layers(
     readable_cache const first =
         layers.empty() ? readable_cache{mdkv::cache_view<float const, mdkv::space::host>{}} : layers.front()->view();
     return std::visit(
-        [&]<class View>(View const& one) -> decltype(call(place.of(0, 0), std::span<mdkv::layer_to_write<float>>{})) {
+        [&]<class View>(View const&) -> decltype(call(std::span<mdkv::layer_to_write<float>>{})) {
             if constexpr (std::is_same_v<View, std::monostate>)
             {
                 throw mdkv::invalid_argument{"write: layer 0 lies on a device; only layers in host memory are written"};
@@ -138,7 +109,7 @@ auto with_layers(
                     auto const slots     = static_cast<index_t>(given.shape(1));
                     all.back().positions = {given.data(), {static_cast<index_t>(given.shape(0)), slots}, {slots, 1}};
                 }
-                return call(place.of(std::ssize(all), one.layout.heads), std::span{all});
+                return call(std::span{all});
             }
         },
         first);
@@ -337,17 +308,15 @@ void bind_storing(nb::module_& m)
             positions_list const& positions, nb::bytes const& attachment, index_t first_layer,
             std::optional<index_t> model_layers, index_t first_head, std::optional<index_t> model_heads) -> nb::object {
             mdkv::cache_identity const identity = identity_of(digest);
-            place_numbers const where{first_layer, model_layers, first_head, model_heads, tokens, attachment};
+            mdkv::cache_place const place{first_layer, model_layers.value_or(0), first_head, model_heads.value_or(0),
+                tokens, {static_cast<std::byte const*>(attachment.data()), attachment.size()}};
             if (!path.is_none())
             {
-                with_layers(
-                    layers, positions, where, [&, to = path_of(path)](mdkv::cache_place const& place, auto const& all) {
-                        write_file(to, identity, place, all);
-                    });
+                with_layers(layers, positions,
+                    [&, to = path_of(path)](auto const& all) { write_file(to, identity, place, all); });
                 return nb::none();
             }
-            auto made              = with_layers(layers, positions, where,
-                             [&](mdkv::cache_place const& place, auto const& all) { return written(identity, place, all); });
+            auto made = with_layers(layers, positions, [&](auto const& all) { return written(identity, place, all); });
             std::size_t const size = static_cast<std::size_t>(made->size());
             auto* const data       = reinterpret_cast<std::uint8_t*>(made->data());
             nb::capsule const owner{made.get(), [](void* p) noexcept { delete static_cast<host_bytes*>(p); }};

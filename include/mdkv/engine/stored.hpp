@@ -10,6 +10,7 @@
 #include <concepts>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 namespace MDKV_NAMESPACE
 {
@@ -23,14 +24,14 @@ using cache_identity = array<std::uint8_t, 32>;
 struct cache_place
 {
     index_t first_layer  = 0;
-    index_t model_layers = 0;
+    index_t model_layers = 0; ///< 0: those given are the last
     index_t first_head   = 0;
-    index_t model_heads  = 0;
+    index_t model_heads  = 0; ///< 0: likewise
     index_t tokens       = 0; ///< N of the text, appended ones included; 0: unknown, and there are no positions
     std::span<std::byte const> attachment{}; ///< bytes of the caller's, e.g. preset, budget, report, last logits
 };
 
-/// A layer that is to be written.
+/// A layer that is to be written with more than its cache.
 template <element T>
 struct layer_to_write
 {
@@ -38,9 +39,26 @@ struct layer_to_write
     view<std::int32_t const, 2, space::host> positions{}; ///< [H, S]  text position of each slot, or -1; or empty
 };
 
+namespace detail
+{
+
+template <element T>
+[[nodiscard]] layer_to_write<T> as_layer(layer_to_write<T> const& layer)
+{
+    return layer;
+}
+template <class Cache>
+    requires(decltype(std::declval<Cache const&>().view())::memory_space == space::host)
+[[nodiscard]] auto as_layer(Cache const& cache) -> layer_to_write<typename decltype(cache.view())::element_type>
+{
+    return {cache.view(), {}};
+}
+
+} // namespace detail
+
+/// A layer for `write`: `layer_to_write`, or a cache in host memory, by its owner or its view.
 template <class Layer>
-concept writable_layer = std::same_as<std::remove_const_t<Layer>,
-    layer_to_write<typename decltype(std::remove_const_t<Layer>::cache)::element_type>>;
+concept writable_layer = requires(Layer const& layer) { detail::as_layer(layer); };
 
 /// Whether `read` compares the checksum, which reads all bytes; bounds are checked in either case.
 enum class verify : std::uint8_t
@@ -92,16 +110,21 @@ template <class Layer>
 [[nodiscard]] file_header checked_header(
     cache_identity const& identity, cache_place const& place, std::span<Layer> layers)
 {
-    using T = typename decltype(Layer::cache)::element_type;
-    file_header header{magic, element_code<T>, stored_version, 0, 0, identity, std::ssize(layers), place.model_layers,
-        place.first_layer, layers.empty() ? 0 : layers[0].cache.layout.heads, place.model_heads, place.first_head,
-        place.tokens, std::ssize(place.attachment)};
+    using T             = typename decltype(as_layer(layers[0]).cache)::element_type;
+    index_t const heads = layers.empty() ? 0 : as_layer(layers[0]).cache.layout.heads;
+    auto const of_model = [](index_t all, index_t first, index_t count) {
+        return all == 0 ? checked_add(first, count) : all;
+    };
+    file_header header{magic, element_code<T>, stored_version, 0, 0, identity, std::ssize(layers),
+        of_model(place.model_layers, place.first_layer, std::ssize(layers)), place.first_layer, heads,
+        of_model(place.model_heads, place.first_head, heads), place.first_head, place.tokens,
+        std::ssize(place.attachment)};
     expects_place("write: place from layer ", header);
     index_t at = end_of_attachment(header);
     for (index_t i = 0; i < header.layers; ++i)
     {
-        auto const& [cache, positions] = layers[static_cast<std::size_t>(i)];
-        char const* const call         = "write: layer ";
+        auto const [cache, positions] = as_layer(layers[static_cast<std::size_t>(i)]);
+        char const* const call        = "write: layer ";
         expects(cache.layout.rungs > 0, call, i, " has no layout: nothing was packed into it, or it was moved from");
         expects(
             cache.layout.heads == header.heads, call, i, " has ", cache.layout.heads, " heads, layer 0 ", header.heads);
@@ -133,7 +156,7 @@ template <writable_layer Layer>
 /// \param sink      takes `std::span<std::byte const>`, any number of times, in order
 /// \param identity  `read` refuses another
 /// \param place     layers, heads and tokens; the caller's bytes
-/// \param layers    [layers]  with equal numbers of heads
+/// \param layers    [layers]  caches, or `layer_to_write`, with equal numbers of heads
 /// \cost   reads every stored byte once; no allocation
 /// \sync   returns when done
 /// \throws invalid_argument   a directory is none that its layout gives (a cache that was never packed), heads differ, or
@@ -143,20 +166,22 @@ template <std::invocable<std::span<std::byte const>> Sink, writable_layer Layer>
 void write(Sink&& sink, cache_identity const& identity, cache_place const& place, std::span<Layer> layers)
 {
     using namespace detail;
-    using T                  = typename decltype(Layer::cache)::element_type;
+    using T                  = typename decltype(as_layer(layers[0]).cache)::element_type;
     file_header const header = checked_header(identity, place, layers);
     file_output<Sink> out{sink};
     out.add(&header, sizeof header);
     index_t at = end_of_attachment(header);
-    for (auto const& [cache, positions] : layers)
+    for (Layer const& layer : layers)
     {
-        layer_record const record = record_of(cache, positions, at);
+        auto const [cache, positions] = as_layer(layer);
+        layer_record const record     = record_of(cache, positions, at);
         out.add(&record, sizeof record);
         at = layer_parts{record, cache.layout, sizeof(T)}.end;
     }
     out.add(place.attachment.data(), header.attachment);
-    for (auto const& [cache, positions] : layers)
+    for (Layer const& layer : layers)
     {
+        auto const [cache, positions] = as_layer(layer);
         out.pad(aligned(out.at));
         out.add(cache.heads, header.heads * index_t{sizeof(head_entry)});
         for (index_t h = 0; h < positions.extent(0); ++h)

@@ -243,6 +243,24 @@ TEST_CASE("place, positions and attachment come back")
     }
 }
 
+TEST_CASE("owners and views are written as layers without positions, by default all that the model has")
+{
+    auto stored = mixed_layers();
+    stored.positions.clear();
+    stored.attachment.clear();
+    stored.place     = {.model_layers = 2, .model_heads = 2};
+    auto const bytes = stored.written();
+    std::vector<std::byte> file;
+    auto const sink = [&](std::span<std::byte const> part) { file.insert(file.end(), part.begin(), part.end()); };
+    write(sink, some_identity, {}, std::span{stored.caches});
+    CHECK(file == bytes);
+    file.clear();
+    std::vector const views{stored.caches[0].view(), stored.caches[1].view()};
+    write(sink, some_identity, {}, std::span{views});
+    CHECK(file == bytes);
+    CHECK(stored_bytes({.first_layer = 5, .first_head = 1}, std::span{views}) == std::ssize(bytes));
+}
+
 TEST_CASE("files without layers, without heads and without tokens come back")
 {
     support::layers_to_store<half> none;
