@@ -6,7 +6,6 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/error.cuh>
-#include <mdkv/gpu/launch.cuh>
 #include <mdkv/gpu/memory.cuh>
 
 #include <cstdio>

@@ -1,6 +1,5 @@
 // What this GPU can do at best: the yardsticks of the other benchmarks.
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/launch.cuh>
 
 #include "bench.cuh"
 #include "stopwatch.cuh"

@@ -13,7 +13,6 @@
 #include <mdkv/gpu/attend.cuh>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/cache.cuh>
-#include <mdkv/gpu/launch.cuh>
 #include <mdkv/gpu/memory.cuh>
 #include <mdkv/gpu/score.cuh>
 #include <mdkv/prompt.hpp>

@@ -5,9 +5,9 @@
 #include <mdkv/core/types.hpp>
 #include <mdkv/cpu/attend.hpp>
 #include <mdkv/cpu/cache.hpp>
+#include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/attend_rows.cuh>
 #include <mdkv/gpu/detail/attend_sums.cuh>
-#include <mdkv/gpu/launch.cuh>
 
 #include "gpu/support/attended.hpp"
 #include "gpu/support/device.hpp"
@@ -112,15 +112,17 @@ struct scaled_tiles
 
     __device__ void operator()() const
     {
-        gpu::kernels::attend_sums<64> all;
-        all.clear();
+        gpu::kernels::attend_sums<64> all{};
         for (index_t t = 0; t < scales.extent(0); ++t)
         {
             std::uint32_t const scale = gpu::device::pair<half>(scales(t), scales(t));
             std::uint32_t const least = gpu::device::pair<half>(2.0F, 2.0F);
             std::uint32_t w[2][2];
             all.weigh<2>({1.0F, 1.0F, 1.0F, 1.0F}, scale, least, 0, w);
-            for (int m = 0; m < 4; ++m) { rows::multiply_values(0x03030303U, 0x03030303U, w, all.of + m); }
+            for (int m = 0; m < 4; ++m)
+            {
+                rows::multiply_codes(0x03030303U, 0x03030303U, w[0], w[1], all.of[m], all.of[m]);
+            }
         }
         all.join_lanes();
         all.write<storage::int8>(gpu::device::lane(), &to(0), {1.0F, 0.5F}, 64);

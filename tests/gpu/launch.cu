@@ -1,4 +1,4 @@
-#include <mdkv/gpu/launch.cuh>
+#include <mdkv/gpu/backend.cuh>
 
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>

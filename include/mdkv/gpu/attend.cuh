@@ -12,7 +12,6 @@
 #include <mdkv/gpu/detail/attend_merge.cuh>
 #include <mdkv/gpu/detail/attend_slice.cuh>
 #include <mdkv/gpu/detail/attend_sums.cuh>
-#include <mdkv/gpu/launch.cuh>
 
 #include <algorithm>
 #include <span>
@@ -40,16 +39,16 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
         while (true)
         {
             while (next < sequences.size() && sequences[next].queries == 0) { ++next; }
-            cache_layout const layout = next < sequences.size() ? sequences[next].cache.layout : cache_layout{};
-            auto const values         = static_cast<int>(layout.dims.values);
+            if (next == sequences.size()) { return; }
+            cache_layout const& layout = sequences[next].cache.layout;
+            auto const values          = static_cast<int>(layout.dims.values);
             kernels::attend_batch<most> const batch{
                 sequences, next, token, queries.extent(0), (std::max)(1, (values + Columns - 1) / Columns)};
-            if (batch.count == 0) { return; }
             kernels::attend_states const left{
                 {layout, sizeof(T)}, Columns, batch.blocks, batch.heads * batch.count, states};
             body(slice_kernel{batch, queries, left, mdkv::detail::attend_scale(options.scale, layout),
                      slice_kernel::most_tile_bytes(left.sizes)},
-                merge_kernel{batch, left, batch.most_slices(), output, lse});
+                merge_kernel{batch, left, output, lse});
         }
     };
     index_t floats = 0;

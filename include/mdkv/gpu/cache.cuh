@@ -5,7 +5,6 @@
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/detail/cache_owner.hpp>
 #include <mdkv/gpu/backend.cuh>
-#include <mdkv/gpu/launch.cuh>
 #include <mdkv/gpu/memory.cuh>
 
 #include <algorithm>

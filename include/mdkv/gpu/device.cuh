@@ -7,8 +7,7 @@
 #include <concepts>
 #include <type_traits>
 
-// Kernels use these functions and no CUDA built-in besides, so that a second file of this name can give each of them a
-// meaning on the host (the tests do that). Warp functions are for whole warps: all 32 lanes must reach them.
+// Warp functions are for whole warps: all 32 lanes must reach them.
 
 namespace MDKV_NAMESPACE::gpu::device
 {
@@ -64,18 +63,13 @@ template <class T>
     for (int step = warp_size / 2; step > 0; step /= 2) { x += shuffle_xor(x, step); }
     return x;
 }
-/// The largest of the lanes' values that are numbers, the same in each of them.
+/// The largest value that is a number, the same in each of these lanes: all, or those with the same number % `Apart`.
+template <int Apart = 1>
 [[nodiscard]] __device__ __forceinline__ float largest_of_lanes(float x)
 {
-    for (int step = warp_size / 2; step > 0; step /= 2) { x = fmaxf(x, shuffle_xor(x, step)); }
+    for (int step = warp_size / 2; step >= Apart; step /= 2) { x = fmaxf(x, shuffle_xor(x, step)); }
     return x;
 }
-/// A mask with one bit for each lane: its `yes`.
-[[nodiscard]] __device__ __forceinline__ unsigned ballot(bool yes)
-{
-    return __ballot_sync(all_lanes, yes);
-}
-
 /// Whether some lane says yes.
 [[nodiscard]] __device__ __forceinline__ bool any(bool yes)
 {
@@ -135,12 +129,6 @@ __device__ __forceinline__ void store(void* to, V const& value)
 {
     static_assert(alignof(V) == sizeof(V), "store: one store takes its own size in alignment");
     *static_cast<V*>(to) = value;
-}
-
-/// Asks for the 128 bytes around an address of global memory to be brought to the L2 cache.
-__device__ __forceinline__ void prefetch(void const* from)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
 }
 
 /// Begins to copy `Bytes` bytes, 4, 8 or 16, from global to shared memory, both aligned to as many; `copy_async_wait` waits

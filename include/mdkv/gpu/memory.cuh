@@ -6,7 +6,6 @@
 #include <mdkv/detail/cache_owner.hpp>
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/error.cuh>
-#include <mdkv/gpu/launch.cuh>
 
 #include <concepts>
 #include <memory>

@@ -11,7 +11,6 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/detail/score_products.cuh>
 #include <mdkv/gpu/detail/score_sweeps.cuh>
-#include <mdkv/gpu/launch.cuh>
 
 #include <algorithm>
 #include <concepts>

@@ -10,8 +10,6 @@
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
-// A second file of this name gives each function a meaning on the host (the tests do that).
-
 namespace MDKV_NAMESPACE::gpu
 {
 
@@ -21,9 +19,8 @@ template <int Threads>
 class team
 {
 public:
-    static constexpr int lanes              = 1;
-    static constexpr int register_lanes     = 1;
-    static constexpr index_t reserved_bytes = 0; ///< dynamic shared memory of the collectives
+    static constexpr int lanes          = 1;
+    static constexpr int register_lanes = 1;
 
 #pragma nv_exec_check_disable
     [[nodiscard]] MDKV_HD static index_t rank() { return device::thread(); }

@@ -1,7 +1,7 @@
 /// \file device_memory.hpp: a real GPU's memory, and a call recorded into a graph before it runs
 #pragma once
 
-#include <mdkv/gpu/launch.cuh>
+#include <mdkv/gpu/backend.cuh>
 
 #include <cstddef>
 #include <cstdint>

@@ -22,8 +22,8 @@ inline constexpr int attend_most_sequences = 48;
 /// 132 multiprocessors, one wave. No number depends on the GPU, so that no result does.
 inline constexpr index_t attend_slice_bytes = 8 * 1024;
 inline constexpr index_t attend_slices      = 528;
-/// A tile of projected tokens takes as long as its bytes and these.
-inline constexpr index_t attend_projected_bytes = 768;
+/// A projected token takes as long as its bytes and these.
+inline constexpr int attend_projected_bytes = 48;
 
 /// One sequence: its cache but for the layout, its queries, and how it is cut.
 struct attend_sequence
@@ -50,13 +50,7 @@ struct attend_run
     int values;      ///< coordinates
     int key_bytes;   ///< bytes of a token
     int value_bytes; ///< bytes of a token
-
-    /// Bytes that take as long as a token.
-    [[nodiscard]] MDKV_HD int cost() const
-    {
-        return key_bytes + value_bytes
-               + (basis == run_basis::projected ? int{attend_projected_bytes / tile_tokens} : 0);
-    }
+    int cost;        ///< bytes that take as long as a token, so units of 16 bytes that take as long as a tile
 };
 
 /// Sequences whose caches are laid out alike.
@@ -67,6 +61,7 @@ struct attend_batch
     int count        = 0;
     int tokens       = 0; ///< tokens of all queries
     int blocks       = 0; ///< blocks of attend_slice
+    int most_slices  = 0; ///< the sequence with most has so many
     int runs         = 0;
     unsigned by_runs = 0; ///< 2^20 / runs, rounded up: a product and a shift divide
     array<attend_run, max_rungs + 2> run{};
@@ -79,6 +74,7 @@ struct attend_batch
         index_t query_heads, int column_blocks)
     {
         cache_layout layout;
+        index_t dearest = 1; // times its bytes that a tile of some run costs at most, rounded up
         for (; next < all.size() && count < Most; ++next)
         {
             index_t const n = all[next].queries;
@@ -87,10 +83,9 @@ struct attend_batch
             cache_layout own = cache.layout;
             own.window       = 0; // attend ignores where a window begins
             if (count > 0 && own != layout) { break; }
-            if (count == 0) { list_runs<T>(layout = own); }
+            if (count == 0) { dearest = list_runs<T>(layout = own); }
             // Blocks for the bytes that arena and tail could hold: the launch must not depend on the device's data.
             index_t const held      = cache.arena_bytes + layout.heads * cache.tail_head_bytes();
-            index_t const dearest   = most_cost();
             index_t const most_held = (index_t{32} << 30U) / dearest; // cut counts in 32 bits
             expects(held <= most_held, "attend: a cache has ", held, " bytes; on a GPU it may have ", most_held);
             int const head_rows    = static_cast<int>(query_heads / layout.heads * n);
@@ -107,29 +102,22 @@ struct attend_batch
                             static_cast<int>(n), head_rows, static_cast<int>(own_blocks), blocks};
             index_t const sum = blocks + checked_multiply(replicas, own_blocks);
             expects(sum <= INT32_MAX, "attend: ", sum, " blocks are more than a grid may have");
-            blocks = static_cast<int>(sum);
+            blocks      = static_cast<int>(sum);
+            most_slices = (std::max)(most_slices, added.blocks);
             tokens += added.tokens;
             first_token += n;
         }
     }
 
-    /// Most slices of a sequence.
-    [[nodiscard]] int most_slices() const
-    {
-        int most = 0;
-        for (int i = 0; i < count; ++i) { most = (std::max)(most, sequences[static_cast<std::size_t>(i)].blocks); }
-        return most;
-    }
-
-    /// The last sequence that begins at or before block, or token, `number`.
-    template <class Begin>
-    [[nodiscard]] MDKV_HD attend_sequence const& at(index_t number, Begin const& begin) const
+    /// The last sequence whose `Begin`, its first block or token, is at or before `number`.
+    template <auto Begin>
+    [[nodiscard]] MDKV_HD attend_sequence const& at(index_t number) const
     {
         int low = 0;
         for (int high = Most == 1 ? 1 : count; high - low > 1;)
         {
             int const middle                                                            = (low + high) / 2;
-            (begin(sequences[static_cast<std::size_t>(middle)]) <= number ? low : high) = middle;
+            (sequences[static_cast<std::size_t>(middle)].*Begin <= number ? low : high) = middle;
         }
         return sequences[static_cast<std::size_t>(low)];
     }
@@ -154,6 +142,11 @@ struct attend_batch
         return {appended < s.tail_capacity ? appended : s.tail_capacity, begin, begin + s.tail_capacity * of.key_bytes};
     }
 
+    [[nodiscard]] __device__ static unsigned tiles_of(index_t tokens)
+    {
+        return (static_cast<unsigned>(tokens) + unsigned{tile_tokens} - 1) / unsigned{tile_tokens};
+    }
+
     /// Cuts every run of every head of a sequence into slices of nearly equal bytes, whole tiles each. Calls
     /// body(e, entry, begin, end) for each run e, that is run e % runs of head e / runs, in their order, with its slices
     /// [begin, end): a run without tokens has none. For one warp; lanes without a run call it with e = -1.
@@ -164,13 +157,27 @@ struct attend_batch
         int const lane       = device::lane();
         int const all        = heads * runs;
         auto const blocks    = static_cast<unsigned>(s.blocks);
-        auto const total     = sum_of(s, [](run_size const& r) { return r.bytes(); });
-        auto const share     = [&](unsigned n) { return (total + n - 1) / n < least ? least : (total + n - 1) / n; };
-        unsigned of_slice    = share(blocks);
+        unsigned total       = 0;                     // bytes, in units of 16
+        unsigned held        = 0;                     // runs of the lane that have tokens
+        constexpr int step   = 4 * device::warp_size; // a lane's loads of four runs are under way together
+        MDKV_ROLLED
+        for (int first = lane; first < all; first += step)
+        {
+            MDKV_UNROLL
+            for (int e = first; e < first + step; e += device::warp_size)
+            {
+                unsigned const tiles = e < all ? tiles_of(entry_of(s, e).tokens) : 0;
+                total += e < all ? tiles * cost_of(e) : 0;
+                held += tiles > 0 ? 1 : 0;
+            }
+        }
+        total             = device::sum_of_lanes(total);
+        auto const share  = [&](unsigned n) { return (total + n - 1) / n < least ? least : (total + n - 1) / n; };
+        unsigned of_slice = share(blocks);
         // They may be a few too many, because runs end inside slices.
         if (total > (blocks - static_cast<unsigned>(most_cut(s.tail_capacity))) * of_slice)
         {
-            of_slice = share(blocks - sum_of(s, [](run_size const& r) { return r.tiles > 0 ? 1U : 0U; }));
+            of_slice = share(blocks - device::sum_of_lanes(held));
         }
         unsigned begin = 0;
         MDKV_ROLLED
@@ -178,7 +185,9 @@ struct attend_batch
         {
             int const e           = first + lane;
             run_entry const entry = e < all ? entry_of(s, e) : run_entry{};
-            unsigned const own    = size_of(e < all ? e : 0, entry.tokens).slices(of_slice);
+            unsigned const tiles  = tiles_of(entry.tokens);
+            unsigned const wanted = (tiles * cost_of(e < all ? e : 0) + of_slice - 1) / of_slice;
+            unsigned const own    = wanted < tiles ? wanted : tiles;
             unsigned end          = own;
             MDKV_UNROLL
             for (int step = 1; step < device::warp_size; step *= 2)
@@ -197,65 +206,26 @@ private:
     {
         return heads * (tail_capacity > 0 ? runs : runs - 1);
     }
-    /// How many times its bytes a tile of some run costs at most, rounded up.
-    [[nodiscard]] index_t most_cost() const
+    [[nodiscard]] __device__ unsigned cost_of(int e) const
     {
-        index_t most = 1;
-        for (int i = 0; i < runs; ++i)
-        {
-            attend_run const& r = run[static_cast<std::size_t>(i)];
-            int const bytes     = r.key_bytes + r.value_bytes;
-            most                = (std::max)(most, index_t{(r.cost() + bytes - 1) / bytes});
-        }
-        return most;
+        return static_cast<unsigned>(run[static_cast<std::size_t>(e - head_of(e) * runs)].cost);
     }
-    /// Tiles of a run, and bytes that take as long, in units of 16.
-    struct run_size
-    {
-        unsigned tiles;
-        unsigned tile_bytes;
-
-        [[nodiscard]] __device__ unsigned bytes() const { return tiles * tile_bytes; }
-        [[nodiscard]] __device__ unsigned slices(unsigned of_slice) const
-        {
-            unsigned const wanted = (bytes() + of_slice - 1) / of_slice;
-            return wanted < tiles ? wanted : tiles;
-        }
-    };
-    [[nodiscard]] __device__ run_size size_of(int e, index_t tokens) const
-    {
-        attend_run const& of = run[static_cast<std::size_t>(e - head_of(e) * runs)];
-        return {(static_cast<unsigned>(tokens) + unsigned{tile_tokens} - 1) / unsigned{tile_tokens},
-            static_cast<unsigned>(of.cost())};
-    }
-    /// The sum of `number` of each run of a sequence. For one warp.
-    template <class Number>
-    [[nodiscard]] __device__ unsigned sum_of(attend_sequence const& s, Number const& number) const
-    {
-        constexpr int at_once = 4; // runs of a lane whose loads are under way together
-        unsigned sum          = 0;
-        MDKV_ROLLED
-        for (int first = device::lane(); first < heads * runs; first += at_once * device::warp_size)
-        {
-            MDKV_UNROLL
-            for (int e = first; e < first + at_once * device::warp_size; e += device::warp_size)
-            {
-                sum += e < heads * runs ? number(size_of(e, entry_of(s, e).tokens)) : 0;
-            }
-        }
-        return device::sum_of_lanes(sum);
-    }
-
+    /// Returns how many times its bytes a tile of some run costs at most, rounded up.
     template <element T>
-    void list_runs(cache_layout const& layout)
+    index_t list_runs(cache_layout const& layout)
     {
         heads          = static_cast<int>(layout.heads);
+        index_t most   = 1;
         auto const add = [&](std::size_t entry, head_dims dims, storage kind, run_basis basis) {
             auto const bytes = [&](index_t n) {
                 return static_cast<int>(coordinate_bytes(kind, n, index_t{sizeof(T)}));
             };
+            int const keys   = bytes(dims.keys);
+            int const values = bytes(dims.values);
+            int const cost   = keys + values + (basis == run_basis::projected ? attend_projected_bytes : 0);
             run[static_cast<std::size_t>(runs++)] = {static_cast<int>(entry), kind, basis, static_cast<int>(dims.keys),
-                static_cast<int>(dims.values), bytes(dims.keys), bytes(dims.values)};
+                static_cast<int>(dims.values), keys, values, cost};
+            most                                  = (std::max)(most, index_t{(cost - 1) / (keys + values) + 1});
         };
         for (std::size_t r = 0; r < layout.rungs; ++r)
         {
@@ -270,6 +240,7 @@ private:
         add(0, layout.dims, storage::plain, run_basis::original);
         run[static_cast<std::size_t>(runs - 1)].entry = -1;
         by_runs = ((1U << 20U) + static_cast<unsigned>(runs) - 1) / static_cast<unsigned>(runs);
+        return most;
     }
 };
 

@@ -5,7 +5,6 @@
 #include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/detail/attend.hpp>
-#include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
@@ -22,52 +21,6 @@
 
 namespace MDKV_NAMESPACE::gpu::kernels
 {
-
-/// x := H x / sqrt(n) by the lanes of a warp, in the order of detail/hadamard.hpp, for a block of n = `size` numbers up to 32, or
-/// for Numbers / 2 groups of 64.
-template <int Numbers>
-__device__ __forceinline__ void rotate_block(float* x, int size)
-{
-    int const lane   = device::lane();
-    bool const there = Numbers > 1 || lane < size;
-    float of[std::size_t{Numbers}]; // numbers lane, lane + 32, ...
-    MDKV_UNROLL
-    for (int i = 0; i < Numbers; ++i) { of[i] = there ? x[lane + i * device::warp_size] : 0.0F; }
-    MDKV_UNROLL
-    for (int step = 1; step < (Numbers > 1 ? device::warp_size : size); step *= 2)
-    {
-        MDKV_UNROLL
-        for (int i = 0; i < Numbers; ++i)
-        {
-            float const other = device::shuffle_xor(of[i], step);
-            of[i]             = (lane & step) != 0 ? other - of[i] : of[i] + other;
-        }
-    }
-    MDKV_UNROLL
-    for (int i = 0; i + 1 < Numbers; i += 2)
-    {
-        float const first = of[i];
-        of[i]             = first + of[i + 1];
-        of[i + 1]         = first - of[i + 1];
-    }
-    float const factor = Numbers > 1 ? 0.125F : mdkv::detail::hadamard_factor(size);
-    MDKV_UNROLL
-    for (int i = 0; i < Numbers && there; ++i) { x[lane + i * device::warp_size] = of[i] * factor; }
-}
-/// The same for n numbers, block by block.
-__device__ inline void rotate_by_warp(float* x, int n)
-{
-    constexpr int group = int{quantised_group};
-    MDKV_ROLLED
-    for (int size = 0; n > 0; x += size, n -= size)
-    {
-        size = n >= 2 * group ? 2 * group : static_cast<int>(mdkv::detail::hadamard_block(n));
-        if (size == 2 * group) { rotate_block<4>(x, size); }
-        else if (size == group) { rotate_block<2>(x, size); }
-        else { rotate_block<1>(x, size); }
-    }
-    device::sync_warp();
-}
 
 /// Calls body(element) with a function that gives element i of a head's matrix at `begin`, by one load if elements lie at whole
 /// addresses. A loop that loads several before it uses the first waits for memory once.
@@ -88,11 +41,9 @@ __device__ __forceinline__ void with_matrix(std::byte const* begin, Body const& 
 template <element T, element U, int Columns, int Most>
 struct attend_block
 {
-    static constexpr int threads      = attend_threads;
-    static constexpr int most_queries = attend_queries;
-    static constexpr int group_size   = int{quantised_group};
-    static constexpr int ring_bytes   = attend_warps * attend_ring;
-    static constexpr int sums_bytes   = attend_warps * most_queries * Columns * int{sizeof(float)};
+    static constexpr int threads    = attend_threads;
+    static constexpr int ring_bytes = attend_warps * attend_ring;
+    static constexpr int sums_bytes = attend_warps * attend_queries * Columns * int{sizeof(float)};
 
     attend_batch<Most> batch;
     in_view<U, 3, backend> queries;
@@ -107,7 +58,7 @@ struct attend_block
         attend_sequence const* sequence;
         int head;
         int first_query;  ///< the block's first row of the head
-        int queries;      ///< 1 to most_queries
+        int queries;      ///< 1 to attend_queries
         int column_block; ///< columns [column_block * Columns, ...)
         int first;
         int end;
@@ -130,39 +81,39 @@ struct attend_block
     /// A block's shared memory.
     struct scratch
     {
-        std::byte* ring;   // [warps, attend_ring]; in the end, and into `tile`, [warps, most_queries, Columns] sums
+        std::byte* ring;   // [warps, attend_ring]; in the end, and into `tile`, [warps, attend_queries, Columns] sums
         std::byte* tile;   // attend_numbers; in its place queries lie before
-        float* q;          // [most_queries, row]: the queries
-        float* latents;    // [most_queries, row]: projected, if the run is
-        float* tops;       // [warps, most_queries]
-        float* totals;     // [warps, most_queries]
-        float* factor;     // [most_queries]: of products, for logits in base 2
-        float* with_mean;  // [most_queries]: products with the mean key, if the run is rotated
+        float* q;          // [attend_queries, row]: the queries
+        float* latents;    // [attend_queries, row]: projected, if the run is
+        float* tops;       // [warps, attend_queries]
+        float* totals;     // [warps, attend_queries]
+        float* factor;     // [attend_queries]: of products, for logits in base 2
+        float* with_mean;  // [attend_queries]: products with the mean key, if the run is rotated
         float* value_mean; // [Columns]: the mean value, if the run is rotated
         work* task;
         fragments* to_tensors; // [steps * query_fragments, 32]: the queries for tensor cores
-        float* query_sums;     // [groups, most_queries]: sums of a group's coordinates, for minima of codes
+        float* query_sums;     // [groups, attend_queries]: sums of a group's coordinates, for minima of codes
     };
 
     [[nodiscard]] MDKV_HD int row() const { return states.sizes.keys; }
-    [[nodiscard]] MDKV_HD int groups() const { return (row() + group_size - 1) / group_size; }
+    [[nodiscard]] MDKV_HD int groups() const { return (row() + group - 1) / group; }
 
     [[nodiscard]] MDKV_HD scratch carve(mdkv::detail::carver& memory) const
     {
         constexpr int fragments_of_group = 4 * attend_rows<T, storage::plain>::query_fragments * device::warp_size;
-        constexpr int rows               = attend_warps * most_queries;
+        constexpr int rows               = attend_warps * attend_queries;
         auto* const ring                 = memory.take<std::byte>(ring_bytes);
         auto* const tile                 = memory.take<std::byte>(tile_bytes);
         auto* const q                    = reinterpret_cast<float*>(tile);
-        return {ring, tile, q, q + most_queries * row(), memory.take<float>(rows), memory.take<float>(rows),
-            memory.take<float>(most_queries), memory.take<float>(most_queries), memory.take<float>(Columns),
+        return {ring, tile, q, q + attend_queries * row(), memory.take<float>(rows), memory.take<float>(rows),
+            memory.take<float>(attend_queries), memory.take<float>(attend_queries), memory.take<float>(Columns),
             memory.take<work>(1), memory.take<fragments>(groups() * fragments_of_group),
-            memory.take<float>(groups() * most_queries)};
+            memory.take<float>(groups() * attend_queries)};
     }
     /// Bytes of queries, which a copied tile leaves room for.
     [[nodiscard]] MDKV_HD static int query_bytes(int keys, bool projected)
     {
-        return most_queries * keys * int{sizeof(float)} * (projected ? 2 : 1);
+        return attend_queries * keys * int{sizeof(float)} * (projected ? 2 : 1);
     }
     /// Bytes of gathered tiles, for any run of a layout, and of sums that the ring has no room for.
     [[nodiscard]] static int most_tile_bytes(attend_sizes const& sizes)
@@ -190,16 +141,15 @@ struct attend_block
     /// Finds the block's slice, or none: task.first == task.end. For one warp.
     __device__ void find(work& task) const
     {
-        attend_sequence const& sequence =
-            batch.at(device::block(), [](attend_sequence const& s) { return s.first_block; });
-        auto block       = static_cast<int>(device::block()) - sequence.first_block;
-        int before       = 0; // first row of the head
-        int column_block = 0;
+        attend_sequence const& sequence = batch.template at<&attend_sequence::first_block>(device::block());
+        auto block                      = static_cast<int>(device::block()) - sequence.first_block;
+        int before                      = 0; // first row of the head
+        int column_block                = 0;
         if (block >= sequence.blocks)
         {
             int const replica = block / sequence.blocks;
             block -= replica * sequence.blocks;
-            before       = replica / states.column_blocks() * most_queries;
+            before       = replica / states.column_blocks() * attend_queries;
             column_block = replica % states.column_blocks();
         }
         if (device::lane() == 0)
@@ -207,7 +157,7 @@ struct attend_block
             task.sequence     = &sequence;
             task.column_block = column_block;
             task.first_query  = before;
-            task.queries      = sequence.head_rows - before < most_queries ? sequence.head_rows - before : most_queries;
+            task.queries = sequence.head_rows - before < attend_queries ? sequence.head_rows - before : attend_queries;
             task.first = task.end = 0;
         }
         device::sync_warp();
@@ -232,7 +182,7 @@ struct attend_block
         index_t const stored    = tail ? sequence.tail_capacity : entry.tokens;
         run_rows const keys{memory + entry.keys, stored, kind.keys, kind.key_bytes, unit, kind.kind, false};
         run_rows const values{memory + entry.values, stored, kind.values, kind.value_bytes, unit, kind.kind, true};
-        int const tiles = static_cast<int>((entry.tokens + tile_tokens - 1) / tile_tokens);
+        int const tiles = static_cast<int>(batch.tiles_of(entry.tokens));
         int const each  = tiles / count;
         int const more  = tiles - each * count; // the first slices have a tile more
         task.head       = head;
@@ -242,8 +192,8 @@ struct attend_block
         task.masked     = tail && sequence.tokens > 1;
         task.copies     = attend_copies::of(task.run, task.columns());
         // Full tiles are stored as 16 tokens, although the last tokens of a tail may not exist yet.
-        int const full   = static_cast<int>(stored) / int{tile_tokens};
-        int const seen   = static_cast<int>(entry.tokens) / int{tile_tokens};
+        int const full   = static_cast<int>(stored) / sixteen;
+        int const seen   = static_cast<int>(entry.tokens) / sixteen;
         bool const coded = kind.kind != storage::plain;
         task.words =
             (coded || unit == 2) && task.copies.align >= 4 && kind.values % 8 == 0 && kind.keys % (coded ? 8 : 4) == 0;
@@ -349,7 +299,7 @@ struct attend_block
             MDKV_ROLLED
             for (int c = thread % span; c < columns; c += span)
             {
-                float x[most_queries]{};
+                float x[attend_queries]{};
                 MDKV_ROLLED
                 for (int d = 0; d < keys; d += at_once)
                 {
@@ -357,7 +307,7 @@ struct attend_block
                     MDKV_UNROLL
                     for (int k = 0; k < at_once; ++k) { m[k] = d + k < keys ? element((d + k) * stride + c) : 0.0F; }
                     MDKV_UNROLL
-                    for (int j = 0; j < most_queries; ++j)
+                    for (int j = 0; j < attend_queries; ++j)
                     {
                         int const g = thread / span + j * each;
                         if (g >= task.queries) { break; }
@@ -369,7 +319,7 @@ struct attend_block
                     }
                 }
                 MDKV_UNROLL
-                for (int j = 0; j < most_queries; ++j)
+                for (int j = 0; j < attend_queries; ++j)
                 {
                     int const g = thread / span + j * each;
                     if (g < task.queries) { smem.latents[g * keys + c] = x[j]; }
@@ -388,20 +338,17 @@ struct attend_block
         int const coordinates      = smem.task->run.keys.coordinates;
         using rows                 = attend_rows<T, Kind>;
         constexpr float code_scale = rows::coded ? code_unit : 1.0F;
-        int const steps            = rows::coded ? (coordinates + group_size - 1) / group_size * rows::steps(group_size)
-                                                 : rows::steps(coordinates);
-        float largest              = 0.0F;
+        int const steps =
+            rows::coded ? (coordinates + group - 1) / group * rows::steps(group) : rows::steps(coordinates);
+        float largest = 0.0F;
         MDKV_ROLLED
         for (int c = lane; c < coordinates; c += 4 * device::warp_size)
         {
-            float x[4]; // loaded at once
             MDKV_UNROLL
-            for (int j = 0; j < 4; ++j)
+            for (int at = c; at < c + 4 * device::warp_size; at += device::warp_size) // loaded at once
             {
-                int const at = c + j * device::warp_size;
-                x[j]         = at < coordinates ? q[at] : 0.0F;
+                largest = fmaxf(largest, at < coordinates ? fabsf(q[at]) : 0.0F);
             }
-            largest = fmaxf(largest, fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3]))));
         }
         largest = device::largest_of_lanes(largest);
         // The exponent alone, between limits that keep its inverse a normal number.
@@ -411,13 +358,13 @@ struct attend_block
         float const inverse = mdkv::detail::float_of_bits(static_cast<std::uint32_t>(254 + 8 - e) << 23U);
         if (lane == 0) { smem.factor[g] = unit / code_scale; }
         MDKV_ROLLED
-        for (int k = 0; rows::coded && k * group_size < coordinates; k += 2)
+        for (int k = 0; rows::coded && k * group < coordinates; k += 2)
         {
             float sum[2];
             MDKV_UNROLL
             for (int j = 0; j < 2; ++j)
             {
-                int const c     = (k + j) * group_size + lane;
+                int const c     = (k + j) * group + lane;
                 float const low = c < coordinates ? q[c] : 0.0F;
                 sum[j]          = low + (c + device::warp_size < coordinates ? q[c + device::warp_size] : 0.0F);
             }
@@ -427,9 +374,9 @@ struct attend_block
                 MDKV_UNROLL
                 for (int j = 0; j < 2; ++j) { sum[j] += device::shuffle_xor(sum[j], step); }
             }
-            if (lane < 2 && (k + lane) * group_size < coordinates)
+            if (lane < 2 && (k + lane) * group < coordinates)
             {
-                smem.query_sums[(k + lane) * most_queries + g] = (lane == 0 ? sum[0] : sum[1]) * inverse * code_scale;
+                smem.query_sums[(k + lane) * attend_queries + g] = (lane == 0 ? sum[0] : sum[1]) * inverse * code_scale;
             }
         }
         MDKV_ROLLED

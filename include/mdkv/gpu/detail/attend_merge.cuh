@@ -32,7 +32,6 @@ struct attend_merge
 
     attend_batch<Most> batch;
     attend_states states;
-    int most_slices; ///< the most that a sequence has
     out_view<U, 3, backend> output;
     out_view<float, 2, backend> lse;
 
@@ -46,7 +45,7 @@ struct attend_merge
     };
     [[nodiscard]] MDKV_HD scratch carve(mdkv::detail::carver& memory) const
     {
-        return {memory.take<float2>(most_slices), memory.take<float>(2 * warps * Columns),
+        return {memory.take<float2>(batch.most_slices), memory.take<float>(2 * warps * Columns),
             memory.take<float>(states.sizes.values + states.sizes.value_latents), memory.take<float>(warps),
             memory.take<float>(warps)};
     }
@@ -58,7 +57,7 @@ struct attend_merge
         auto const block                = static_cast<int>(device::block());
         int const row                   = batch.tokens == 1 ? block : block / batch.tokens;
         index_t const token             = batch.sequences[0].first_token + (block - row * batch.tokens);
-        attend_sequence const& sequence = batch.at(token, [](attend_sequence const& s) { return s.first_token; });
+        attend_sequence const& sequence = batch.template at<&attend_sequence::first_token>(token);
         // The row's number among those of the sequence, of its head, and of its block.
         int const in_sequence = row * sequence.tokens + static_cast<int>(token - sequence.first_token);
         int const head        = in_sequence / sequence.head_rows;
@@ -69,18 +68,11 @@ struct attend_merge
         int const warp        = device::warp();
         auto const* const range =
             states.slices(static_cast<int>(&sequence - batch.sequences.data()) * batch.heads + head);
-        int const slices  = range[1] - range[0];
-        int const first   = sequence.first_block + replica * sequence.blocks + range[0];
-        int const values  = states.sizes.values;
-        bool const latent = states.sizes.value_latents > 0;
-        merge_softmaxes(smem, first, slices, g);
-        mdkv::detail::softmax_state softmax;
-        MDKV_UNROLL
-        for (int w = 0; w < warps; ++w)
-        {
-            softmax.largest = fmaxf(softmax.largest, smem.tops[w]);
-            softmax.sum += smem.totals[w];
-        }
+        int const slices                          = range[1] - range[0];
+        int const first                           = sequence.first_block + replica * sequence.blocks + range[0];
+        int const values                          = states.sizes.values;
+        bool const latent                         = states.sizes.value_latents > 0;
+        mdkv::detail::softmax_state const softmax = merge_softmaxes(smem, first, slices, g);
         // All blocks of columns have seen the same logits.
         MDKV_ROLLED
         for (int column_block = 0; column_block < states.column_blocks(); ++column_block)
@@ -159,9 +151,8 @@ struct attend_merge
     }
 
 private:
-    /// Writes the factors of the slices' sums, and each warp's largest logit and sum of weights; all largest logits are alike
-    /// then.
-    __device__ void merge_softmaxes(scratch const& smem, int first, int slices, int g) const
+    /// Merges the slices' softmaxes and writes the factors of their sums.
+    __device__ mdkv::detail::softmax_state merge_softmaxes(scratch const& smem, int first, int slices, int g) const
     {
         int const lane = device::lane();
         int const warp = device::warp();
@@ -184,6 +175,10 @@ private:
         total = device::sum_of_lanes(total);
         if (lane == 0) { smem.totals[warp] = total; }
         device::sync();
+        mdkv::detail::softmax_state all{top, 0.0F};
+        MDKV_UNROLL
+        for (int w = 0; w < warps; ++w) { all.sum += smem.totals[w]; }
+        return all;
     }
 };
 

@@ -49,10 +49,10 @@ struct attend_numbers
                 device::copy_async<4>(copied(false) + i, stored(false) + i);
             }
             MDKV_ROLLED
-            for (int i = thread; i < values / 2 * rows::sixteen; i += attend_threads)
+            for (int i = thread; i < values / 2 * sixteen; i += attend_threads)
             {
-                int const t         = i % rows::sixteen;
-                int const c         = i / rows::sixteen * 2;
+                int const t         = i % sixteen;
+                int const c         = i / sixteen * 2;
                 std::byte* const to = place(true, c, rows::smem_offset(true, t, c % rows::unit * 2));
                 if (t < count()) { device::copy_async<4>(to, stored(true) + t * run.values.token_bytes + c * 2); }
                 else { device::store(to, std::uint32_t{0}); }
@@ -122,18 +122,17 @@ private:
     __device__ void gather_elements(bool of_values) const
     {
         constexpr int size          = int{sizeof(T)};
-        constexpr int pairs         = rows::sixteen / 2; // pairs of tokens in a key's coordinate
+        constexpr int pairs         = sixteen / 2; // pairs of tokens in a key's coordinate
         std::byte const* const from = Words ? copied(of_values) : stored(of_values);
         int const n                 = of_values ? values : run.keys.coordinates;
         int const token_bytes       = of_values ? run.values.token_bytes : size;
         int const next              = of_values ? size : width() * size; // from a coordinate to the next
         int const tokens            = of_values ? count() : width();
         MDKV_ROLLED
-        for (int i = device::thread_again(); i < (of_values ? (n + 1) / 2 * rows::sixteen : n * pairs);
-             i += attend_threads)
+        for (int i = device::thread_again(); i < (of_values ? (n + 1) / 2 * sixteen : n * pairs); i += attend_threads)
         {
-            int const t          = of_values ? i % rows::sixteen : i % pairs * 2;
-            int const c          = of_values ? i / rows::sixteen * 2 : i / pairs;
+            int const t          = of_values ? i % sixteen : i % pairs * 2;
+            int const c          = of_values ? i / sixteen * 2 : i / pairs;
             bool const two       = of_values ? c + 1 < n : t + 1 < tokens;
             auto const* const at = from + t * token_bytes + c * next;
             float const first    = t < tokens ? number<T, Words>(at) : 0.0F;
@@ -153,35 +152,35 @@ private:
     template <class Body>
     __device__ void each_group(Body const& body) const
     {
-        int const of_keys = (run.keys.coordinates + rows::group - 1) / rows::group;
-        int const all     = of_keys + (values + rows::group - 1) / rows::group;
+        int const of_keys = (run.keys.coordinates + group - 1) / group;
+        int const all     = of_keys + (values + group - 1) / group;
         MDKV_ROLLED
         for (int g = device::thread_again() / device::warp_size; g < all; g += attend_warps)
         {
             body(g >= of_keys, g >= of_keys ? g - of_keys : g);
         }
     }
-    [[nodiscard]] __device__ mdkv::detail::coded_group group(bool of_values, int k) const
+    [[nodiscard]] __device__ mdkv::detail::coded_group codes_of(bool of_values, int k) const
     {
         return {of_values ? values : run.keys.coordinates, k, width(), of_values, Kind};
     }
     /// Where byte `byte` of a group lies in its unit.
     [[nodiscard]] __device__ static int in_unit(bool of_values, int k, int byte)
     {
-        return rows::smem_offset(of_values, k % (rows::unit / rows::group) * rows::group_bytes + byte);
+        return rows::smem_offset(of_values, k % (rows::unit / group) * rows::group_bytes + byte);
     }
     /// Begins to copy a group: words that lie together in a unit, too, to their place, and the others behind all units.
     __device__ void copy_group(bool of_values, int k) const
     {
         constexpr int at_once                 = 4; // words of a lane: their addresses are computed side by side
-        mdkv::detail::coded_group const codes = group(of_values, k);
+        mdkv::detail::coded_group const codes = codes_of(of_values, k);
         auto const tokens                     = static_cast<unsigned>(codes.width);
         auto const bytes                      = static_cast<unsigned>(codes.bytes);
         unsigned const all                    = (bytes + 4) * tokens / 4; // scales and minima come first
         unsigned const end                    = tokens + (of_values ? tokens / 4 * bytes : tokens * bytes / 4);
         unsigned const by                     = 65536 / tokens + 1; // a product and a shift divide numbers below 256
         std::byte const* const from           = stored(of_values) + codes.scales;
-        std::byte* const to                   = place(of_values, k * rows::group, 0);
+        std::byte* const to                   = place(of_values, k * group, 0);
         auto const behind                     = static_cast<int>(copied(of_values) - to) + codes.scales;
         MDKV_ROLLED
         for (auto i = static_cast<unsigned>(device::lane()); i < all; i += at_once * device::warp_size)
@@ -190,7 +189,7 @@ private:
             for (unsigned n = i; n < i + at_once * device::warp_size; n += device::warp_size)
             {
                 unsigned const j    = n - tokens;
-                unsigned const word = of_values ? j : j + (j * by >> 16U) * (rows::sixteen - tokens);
+                unsigned const word = of_values ? j : j + (j * by >> 16U) * (sixteen - tokens);
                 int const at        = in_unit(of_values, k, rows::codes_begin + static_cast<int>(4 * word));
                 bool const together = n >= tokens && n < end;
                 if (n < all)
@@ -204,12 +203,12 @@ private:
     template <bool Words>
     __device__ void gather_group(bool of_values, int k) const
     {
-        mdkv::detail::coded_group const codes = group(of_values, k);
+        mdkv::detail::coded_group const codes = codes_of(of_values, k);
         std::byte const* const from           = Words ? copied(of_values) : stored(of_values);
-        std::byte* const to                   = place(of_values, k * rows::group, 0);
+        std::byte* const to                   = place(of_values, k * group, 0);
         int const lane                        = device::lane();
-        int const t                           = lane % rows::sixteen;
-        int const at  = codes.scales + (lane < rows::sixteen ? t : codes.width + t) * int{sizeof(half)};
+        int const t                           = lane % sixteen;
+        int const at  = codes.scales + (lane < sixteen ? t : codes.width + t) * int{sizeof(half)};
         float const x = t < count() ? number<half, Words>(from + at) : 0.0F;
         device::store(to + in_unit(of_values, k, 2 * lane), narrow<half>(x));
         if constexpr (Words)
@@ -217,7 +216,7 @@ private:
             int const first = codes.width / 4 * 4;
             int const rest  = of_values ? codes.width - first : 0;
             MDKV_UNROLL
-            for (int b = lane; b < rows::group; b += device::warp_size)
+            for (int b = lane; b < group; b += device::warp_size)
             {
                 std::uint32_t word = 0;
                 MDKV_UNROLL
@@ -236,13 +235,13 @@ private:
             int const second = (codes.coordinates + 1) / 2; // coordinate, or byte, of the second half
             int const middle = rows::middle(codes.coordinates);
             MDKV_ROLLED
-            for (int i = lane; i < codes.bytes * rows::sixteen; i += device::warp_size)
+            for (int i = lane; i < codes.bytes * sixteen; i += device::warp_size)
             {
-                int const token = i % rows::sixteen;
-                int const b     = i / rows::sixteen;
+                int const token = i % sixteen;
+                int const b     = i / sixteen;
                 int const c     = Kind == storage::int8 && b >= second ? middle + b - second : b;
                 int const here  = of_values ? (token / 4 * rows::words(codes.coordinates) + c) * 4 + token % 4
-                                            : (b / 4 * rows::sixteen + token) * 4 + b % 4;
+                                            : (b / 4 * sixteen + token) * 4 + b % 4;
                 to[in_unit(of_values, k, rows::codes_begin + here)] =
                     token < count() ? from[codes.code(token, b)] : std::byte{0};
             }

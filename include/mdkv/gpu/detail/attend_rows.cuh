@@ -37,7 +37,9 @@ using mdkv::detail::stored_run;
 
 inline constexpr int attend_threads = 128; ///< threads of a block
 inline constexpr int attend_warps   = attend_threads / device::warp_size;
-inline constexpr int attend_queries = 8;    ///< query heads of a block at most
+inline constexpr int attend_queries = 8; ///< query heads of a block at most
+inline constexpr int group          = int{quantised_group};
+inline constexpr int sixteen        = int{tile_tokens};
 inline constexpr int copied_row     = 128;  ///< bytes copied as a row
 inline constexpr int attend_ring    = 6912; ///< bytes of a warp's shared memory: the units that are on their way
 
@@ -97,19 +99,15 @@ struct attend_rows
 {
     static constexpr storage kind   = Kind;
     static constexpr bool coded     = Kind != storage::plain;
-    static constexpr int group      = int{quantised_group};
     static constexpr int unit       = coded ? 2 * group : group;
-    static constexpr int row        = copied_row;
-    static constexpr int plain_step = row + 16; ///< between rows of plain numbers: lanes meet other banks
-    static constexpr int sixteen    = int{tile_tokens};
+    static constexpr int plain_step = copied_row + 16; ///< between rows of plain numbers: lanes meet other banks
 
-    /// The type of plain numbers' and weights' limbs, and how many limbs they have.
+    /// The type of limbs; how many queries and weights have, and how many plain numbers.
     using limb                         = std::conditional_t<coded || std::same_as<T, half>, half, bfloat16>;
-    static constexpr int weight_limbs  = Kind == storage::int4 ? 1 : !coded && std::same_as<T, float> ? 3 : 2;
-    static constexpr int query_limbs   = weight_limbs;
-    static constexpr int element_limbs = weight_limbs == 3 ? 3 : 1;
+    static constexpr int limbs         = Kind == storage::int4 ? 1 : !coded && std::same_as<T, float> ? 3 : 2;
+    static constexpr int element_limbs = limbs == 3 ? 3 : 1;
     /// `fragments` of each 16 coordinates of queries.
-    static constexpr int query_fragments = (query_limbs + 1) / 2;
+    static constexpr int query_fragments = (limbs + 1) / 2;
 
     /// Bytes from one limb of plain numbers to the next, where they have several.
     static constexpr int image_bytes = sixteen * plain_step;
@@ -119,8 +117,9 @@ struct attend_rows
     static constexpr std::uint32_t low_codes = 0x000f000fU;
     static constexpr std::uint32_t high_codes = 0x00f000f0U;
     /// Bytes of a unit, whole rows; units in a warp's shared memory.
-    static constexpr int buffer_bytes = coded ? (unit / group * group_bytes + row - 1) / row * row : image_bytes;
-    static constexpr int buffers      = attend_ring / buffer_bytes;
+    static constexpr int buffer_bytes =
+        coded ? (unit / group * group_bytes + copied_row - 1) / copied_row * copied_row : image_bytes;
+    static constexpr int buffers = attend_ring / buffer_bytes;
 
     /// Words of four tokens in a row of a group's values, and those of the first half of its coordinates: multiples of 4.
     [[nodiscard]] MDKV_HD static constexpr int middle(int n) { return ((n + 1) / 2 + 3) / 4 * 4; }
@@ -151,10 +150,10 @@ struct attend_rows
             };
             for (int j = 0; j < 2; ++j)
             {
-                std::uint32_t limbs[2];
-                to_limbs<half, 2>(scaled(j, 0, size), scaled(j + 2, 0, size), limbs);
-                to->of[0][j] = limbs[0];
-                to->of[1][j] = Kind == storage::int8 ? limbs[1]
+                std::uint32_t parts[2];
+                to_limbs<half, 2>(scaled(j, 0, size), scaled(j + 2, 0, size), parts);
+                to->of[0][j] = parts[0];
+                to->of[1][j] = Kind == storage::int8 ? parts[1]
                                                      : device::pair<half>(scaled(j, bytes, size) / 16.0F,
                                                          scaled(j + 2, bytes, size) / 16.0F);
             }
@@ -165,11 +164,11 @@ struct attend_rows
             for (int j = 0; j < 2; ++j)
             {
                 int const c = 16 * step + 2 * p + 8 * j;
-                std::uint32_t limbs[std::size_t{query_limbs}];
-                to_limbs<limb, query_limbs>(scaled(c), scaled(c + 1), limbs);
+                std::uint32_t parts[std::size_t{limbs}];
+                to_limbs<limb, limbs>(scaled(c), scaled(c + 1), parts);
                 for (int i = 0; i < 2 * query_fragments; ++i)
                 {
-                    to[i / 2 * device::warp_size].of[i % 2][j] = i < query_limbs ? limbs[i] : 0U;
+                    to[i / 2 * device::warp_size].of[i % 2][j] = i < limbs ? parts[i] : 0U;
                 }
             }
         }
@@ -189,12 +188,12 @@ struct attend_rows
         if constexpr (!coded) { return number * plain_step + byte; }
         auto const n          = static_cast<unsigned>(number);
         unsigned const sector = !values ? n % 2 : Kind == storage::int4 ? n % 4 : n / 2 % 4;
-        return static_cast<int>(n * row + (static_cast<unsigned>(byte) ^ sector * 32));
+        return static_cast<int>(n * copied_row + (static_cast<unsigned>(byte) ^ sector * 32));
     }
     [[nodiscard]] MDKV_HD static constexpr int smem_offset(bool values, int offset)
     {
         auto const n = static_cast<unsigned>(offset); // divisions are shifts
-        return smem_offset(values, static_cast<int>(n / row), static_cast<int>(n % row));
+        return smem_offset(values, static_cast<int>(n / copied_row), static_cast<int>(n % copied_row));
     }
     /// Where a lane's words of its two tokens lie in group k of keys.
     [[nodiscard]] MDKV_HD static constexpr int key_words(int lane, int k)
@@ -255,7 +254,7 @@ struct attend_rows
                     std::uint32_t a[4];
                     device::load_transposed(a, buffer + k * image_bytes + i * 4 * plain_step + first);
                     MDKV_UNROLL
-                    for (int j = 0; j + k < query_limbs; ++j) { device::multiply_tile<limb>(x, a, q[j / 2].of[j % 2]); }
+                    for (int j = 0; j + k < limbs; ++j) { device::multiply_tile<limb>(x, a, q[j / 2].of[j % 2]); }
                 }
             }
         }
@@ -273,71 +272,54 @@ struct attend_rows
                 {
                     // A step's two rows are swapped alike.
                     // unwritten: codes beyond a group's or a run's are numbers, too, and multiplied by 0 or not used
-                    auto const word = device::load<uint2>(buffer + from + i * 2 * row);
+                    auto const word = device::load<uint2>(buffer + from + i * 2 * copied_row);
                     // unwritten: queries that the block does not have
                     fragments const q = queries[i * device::warp_size + lane];
-                    multiply_codes(word.x, word.y, q, sum);
+                    multiply_codes(word.x, word.y, q.of[0], q.of[1], sum, sum);
                 }
                 queries += all * device::warp_size;
                 // unwritten: queries that the block does not have
-                auto const of_queries = device::load<float2>(query_sums + k * attend_queries + lane % 4 * 2);
-                add_group(pair(lane, buffer, k, 0, false), pair(lane, buffer, k, 1, false), of_queries, sum, x);
+                auto const of_queries      = device::load<float2>(query_sums + k * attend_queries + lane % 4 * 2);
+                std::uint32_t const scales = pair(lane, buffer, k, 0, false);
+                std::uint32_t const minima = pair(lane, buffer, k, 1, false);
+                float const scale[2]{low_half(scales), high_half(scales)};
+                float const minimum[2]{low_half(minima), high_half(minima)};
+                MDKV_UNROLL
+                for (int i = 0; i < 4; ++i)
+                {
+                    x[i] = fmaf(
+                        scale[i / 2], sum[i], fmaf(minimum[i / 2], i % 2 == 0 ? of_queries.x : of_queries.y, x[i]));
+                }
             }
         }
     }
 
-    /// The codes of two words as factors, those of 4 bits in the bytes' low halves.
-    __device__ static void low_halves(std::uint32_t first, std::uint32_t second, std::uint32_t (&to)[4])
+    /// Adds the products of two words' codes: those of 8 bits with both limbs to `sum`, those of 4 bits with `low` to `sum` and
+    /// those of the bytes' high halves, 16 times as large, with `high` to `above`.
+    __device__ static void multiply_codes(std::uint32_t first, std::uint32_t second, std::uint32_t const (&low)[2],
+        std::uint32_t const (&high)[2], float (&sum)[4], float (&above)[4])
     {
         if constexpr (Kind == storage::int8)
         {
-            to[0] = device::every_other_byte<0>(first);
-            to[1] = device::every_other_byte<0>(second);
-            to[2] = device::every_other_byte<1>(first);
-            to[3] = device::every_other_byte<1>(second);
+            std::uint32_t const codes[4]{device::every_other_byte<0>(first), device::every_other_byte<0>(second),
+                device::every_other_byte<1>(first), device::every_other_byte<1>(second)};
+            device::multiply_tile<half>(sum, codes, low);
+            device::multiply_tile<half>(sum, codes, high);
         }
         else
         {
-            to[0] = first & low_codes;
-            to[1] = second & low_codes;
-            to[2] = (first >> 8U) & low_codes;
-            to[3] = (second >> 8U) & low_codes;
-        }
-    }
-
-    /// sum += products of a word of each of a lane's two tokens.
-    __device__ static void multiply_codes(
-        std::uint32_t first, std::uint32_t second, fragments const& q, float (&sum)[4])
-    {
-        std::uint32_t low[4];
-        low_halves(first, second, low);
-        device::multiply_tile<half>(sum, low, q.of[0]);
-        if constexpr (Kind == storage::int4)
-        {
-            std::uint32_t const high[4]{
+            std::uint32_t const codes[4]{
+                first & low_codes, second & low_codes, (first >> 8U) & low_codes, (second >> 8U) & low_codes};
+            std::uint32_t const above_codes[4]{
                 first & high_codes, second & high_codes, (first >> 8U) & high_codes, (second >> 8U) & high_codes};
-            device::multiply_tile<half>(sum, high, q.of[1]);
-        }
-        else { device::multiply_tile<half>(sum, low, q.of[1]); }
-    }
-
-    /// x += a group's logits, from products with codes and the pairs of scales and of minima of a lane's two tokens; `q` are
-    /// the sums of the coordinates of the lane's two queries.
-    __device__ static void add_group(
-        std::uint32_t scales, std::uint32_t minima, float2 q, float const (&sum)[4], float (&x)[4])
-    {
-        float const scale[2]{low_half(scales), high_half(scales)};
-        float const minimum[2]{low_half(minima), high_half(minima)};
-        MDKV_UNROLL
-        for (int i = 0; i < 4; ++i)
-        {
-            x[i] = fmaf(scale[i / 2], sum[i], fmaf(minimum[i / 2], i % 2 == 0 ? q.x : q.y, x[i]));
+            device::multiply_tile<half>(sum, codes, low);
+            device::multiply_tile<half>(above, above_codes, high);
         }
     }
 
     /// sums += weighted plain values of a unit's n coordinates.
-    __device__ static void add_values(int lane, std::byte const* buffer, int n,
-        std::uint32_t const (&w)[std::size_t{weight_limbs}][2], float (*sums)[4])
+    __device__ static void add_values(
+        int lane, std::byte const* buffer, int n, std::uint32_t const (&w)[std::size_t{limbs}][2], float (*sums)[4])
     {
         int const from = (lane / 16 * 8 + lane % 8) * plain_step + lane / 8 % 2 * 16;
         MDKV_UNROLL
@@ -351,42 +333,30 @@ struct attend_rows
                 // unwritten: coordinates from n on, whose sums nobody reads
                 device::load_transposed(a, buffer + k * image_bytes + from + 32 * m);
                 MDKV_UNROLL
-                for (int i = 0; i + k < weight_limbs; ++i) { device::multiply_tile<limb>(sums[m], a, w[i]); }
+                for (int i = 0; i + k < limbs; ++i) { device::multiply_tile<limb>(sums[m], a, w[i]); }
             }
         }
     }
 
     /// The same for a group of codes, number `k` of its unit, of `size` coordinates.
     __device__ static void add_codes(int lane, std::byte const* tile, int k, int size,
-        std::uint32_t const (&w)[std::size_t{weight_limbs}][2], float (*sums)[4])
+        std::uint32_t const (&w)[std::size_t{limbs}][2], float (*sums)[4])
     {
         auto const add = [&](int l, int in_row, int half) {
             MDKV_UNROLL
             for (int h = 0; h < (Kind == storage::int8 ? 2 : 1); ++h)
             {
+                // Sums of the high halves of codes of 4 bits are two further on.
                 // unwritten: codes of tokens without weight are multiplied by 0, coordinates beyond `size` not used
-                auto const q = device::load<uint4>(tile + value_words(l, k, in_row, h * half));
-                multiply_values(q.x, q.y, w, sums + 2 * h);
-                multiply_values(q.z, q.w, w, sums + 2 * h + 1);
+                auto const q          = device::load<uint4>(tile + value_words(l, k, in_row, h * half));
+                auto const& last      = w[limbs - 1];
+                float(*const here)[4] = sums + 2 * h;
+                multiply_codes(q.x, q.y, w[0], last, here[0], here[Kind == storage::int8 ? 0 : 2]);
+                multiply_codes(q.z, q.w, w[0], last, here[1], here[Kind == storage::int8 ? 1 : 3]);
             }
         };
         if (size == group) { add(lane, words(group), middle(group)); }
         else { add(device::thread_again() % device::warp_size, words(size), middle(size)); }
-    }
-    /// Sums of two coordinates from their words; in 4 bits the high halves' sums are two further on, and 16 times as large.
-    __device__ static void multiply_values(std::uint32_t first, std::uint32_t second,
-        std::uint32_t const (&w)[std::size_t{weight_limbs}][2], float (*sums)[4])
-    {
-        std::uint32_t low[4];
-        low_halves(first, second, low);
-        MDKV_UNROLL
-        for (int i = 0; i < weight_limbs; ++i) { device::multiply_tile<half>(sums[0], low, w[i]); }
-        if constexpr (Kind == storage::int4)
-        {
-            std::uint32_t const high[4]{
-                first & high_codes, second & high_codes, (first >> 8U) & high_codes, (second >> 8U) & high_codes};
-            device::multiply_tile<half>(sums[2], high, w[0]);
-        }
     }
 };
 

@@ -1,7 +1,6 @@
 /// \file attend_slice.cuh: the kernel that attends slices of heads' bytes and leaves mergeable states (arXiv 2603.20616, section 5).
 #pragma once
 
-#include <mdkv/core/cache.hpp>
 #include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/detail/run_of_head.hpp>
@@ -32,11 +31,8 @@ template <element T, element U, int Columns, int Most>
 struct attend_slice : attend_block<T, U, Columns, Most>
 {
     using block = attend_block<T, U, Columns, Most>;
-    using block::group_size;
-    using block::most_queries;
     using block::shared;
     using block::states;
-    using block::threads;
     using typename block::scratch;
     using typename block::work;
 
@@ -45,7 +41,6 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     // of all storages out of the loop over tiles and spills them.
     static constexpr char const* name              = "attend_slice";
     static constexpr int blocks_per_multiprocessor = Columns > 128 ? 2 : sizeof(T) == 4 ? 3 : 4;
-    static constexpr int sixteen                   = int{tile_tokens};
     using sums                                     = attend_sums<Columns>;
 
     __device__ void operator()() const
@@ -87,8 +82,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             device::sync();
         }
         device::stamp(3); // queries are prepared
-        sums all;
-        all.clear();
+        sums all{};
         // unwritten: queries that the block does not have
         auto const factor = device::load<float2>(smem.factor + lane % 4 * 2);
         if (task.fixed_dims)
@@ -125,7 +119,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
     {
         using rows                = attend_rows<T, Kind>;
         constexpr int unit        = rows::unit;
-        constexpr int unit_groups = (unit < Columns ? unit : Columns) / group_size;
+        constexpr int unit_groups = (unit < Columns ? unit : Columns) / group;
         scratch const smem        = shared();
         work const& task          = *smem.task;
         int const keys            = Unmasked ? Columns : task.run.keys.coordinates;
@@ -151,12 +145,12 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             int const n = keys - first < unit ? keys - first : unit;
             rows::add_keys(lane, next(false, first), n, q, query_sums, x);
             q += rows::steps(unit) * rows::query_fragments * device::warp_size;
-            query_sums += unit / group_size * attend_queries;
+            query_sums += unit / group * attend_queries;
         }
         if (!Unmasked && tile >= task.unmasked_tiles) { hide<Kind>(tile, count, x); }
         all.soften(x, factor);
-        std::uint32_t w[std::size_t{rows::weight_limbs}][2];
-        if constexpr (!rows::coded) { transposed<typename rows::limb, rows::weight_limbs>(x, w); }
+        std::uint32_t w[std::size_t{rows::limbs}][2];
+        if constexpr (!rows::coded) { transposed<typename rows::limb, rows::limbs>(x, w); }
         MDKV_UNROLL
         for (int v = 0; v < (Columns + unit - 1) / unit; ++v)
         {
@@ -176,10 +170,10 @@ struct attend_slice : attend_block<T, U, Columns, Most>
                 MDKV_UNROLL
                 for (int k = 0; k < unit_groups; ++k)
                 {
-                    if (k * group_size >= n) { break; }
-                    int const g   = v * (unit / group_size) + k;
-                    int const own = n - k * group_size < group_size ? n - k * group_size : group_size;
-                    all.template weigh<rows::weight_limbs>(
+                    if (k * group >= n) { break; }
+                    int const g   = v * (unit / group) + k;
+                    int const own = n - k * group < group ? n - k * group : group;
+                    all.template weigh<rows::limbs>(
                         x, rows::pair(lane, now, k, 0, true), rows::pair(lane, now, k, 1, true), g, w);
                     rows::add_codes(lane, now, k, own, w, all.of + 4 * g);
                 }
@@ -229,8 +223,8 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             MDKV_UNROLL
             for (int i = 0; i < 2; ++i)
             {
-                smem.tops[warp * most_queries + 2 * lane + i]   = all.top_of(i);
-                smem.totals[warp * most_queries + 2 * lane + i] = all.total[i];
+                smem.tops[warp * attend_queries + 2 * lane + i]   = all.top_of(i);
+                smem.totals[warp * attend_queries + 2 * lane + i] = all.total[i];
             }
         }
         device::sync(); // and no warp reads its ring any more
@@ -241,7 +235,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             float const top = largest_of(smem.tops, lane % 4 * 2 + i);
             factor[i]       = all.total[i] == 0.0F ? 0.0F : device::exp2(all.top_of(i) - top);
         }
-        auto* const to = reinterpret_cast<float*>(smem.ring) + warp * most_queries * Columns;
+        auto* const to = reinterpret_cast<float*>(smem.ring) + warp * attend_queries * Columns;
         if (smem.task->fixed_dims) { all.template write<Kind>(lane, to, factor, Columns); }
         else { all.template write<Kind>(lane, to, factor, smem.task->columns()); }
         device::sync();
@@ -254,7 +248,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         work const& task   = *smem.task;
         int const lane     = device::thread_again() % device::warp_size;
         int const warp     = device::thread_again() / device::warp_size;
-        auto* const joined = reinterpret_cast<float*>(smem.ring); // [warps, most_queries, Columns]
+        auto* const joined = reinterpret_cast<float*>(smem.ring); // [warps, attend_queries, Columns]
         int const columns  = task.columns();
         bool const rotated = task.run.basis == run_basis::rotated;
         auto const block   = static_cast<int>(device::block());
@@ -266,8 +260,8 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             MDKV_UNROLL
             for (int w = 0; w < attend_warps; ++w)
             {
-                float const own = smem.totals[w * most_queries + g];
-                total += own == 0.0F ? 0.0F : own * device::exp2(smem.tops[w * most_queries + g] - top);
+                float const own = smem.totals[w * attend_queries + g];
+                total += own == 0.0F ? 0.0F : own * device::exp2(smem.tops[w * attend_queries + g] - top);
             }
             float* const sum = joined + g * Columns;
             MDKV_UNROLL
@@ -275,7 +269,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
             {
                 float now = 0.0F;
                 MDKV_UNROLL
-                for (int w = 0; w < attend_warps; ++w) { now += sum[w * most_queries * Columns + c]; }
+                for (int w = 0; w < attend_warps; ++w) { now += sum[w * attend_queries * Columns + c]; }
                 sum[c] = now;
             }
             device::sync_warp();
@@ -297,7 +291,7 @@ struct attend_slice : attend_block<T, U, Columns, Most>
         float top = tops[g];
         for (int w = 1; w < attend_warps; ++w)
         {
-            float const other = tops[w * most_queries + g];
+            float const other = tops[w * attend_queries + g];
             top               = other > top ? other : top;
         }
         return top;

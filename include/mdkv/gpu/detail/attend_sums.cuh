@@ -1,9 +1,10 @@
-/// \file attend_sums.cuh: a warp's softmax and sums of values in registers, and the states that blocks leave in memory (arXiv 2603.20616, section 5).
+/// \file attend_sums.cuh: a warp's softmax and sums of values in registers, the states that blocks leave in memory, and rotations by a warp (arXiv 2603.20616, section 5).
 #pragma once
 
 #include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/detail/attend.hpp>
+#include <mdkv/detail/hadamard.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/softmax.hpp>
@@ -19,8 +20,8 @@ namespace MDKV_NAMESPACE::gpu::kernels
 
 using mdkv::detail::attend_sizes;
 
-/// Where blocks leave softmaxes and sums: float [blocks][most_queries][4], the logit whose weight is 1, the sum of weights, and
-/// 1 if the sums of values are projected, then float [blocks][most_queries][columns], those sums, then int [sequences][heads][2],
+/// Where blocks leave softmaxes and sums: float [blocks][attend_queries][4], the logit whose weight is 1, the sum of weights, and
+/// 1 if the sums of values are projected, then float [blocks][attend_queries][columns], those sums, then int [sequences][heads][2],
 /// the slices of each head.
 struct attend_states
 {
@@ -50,6 +51,51 @@ struct attend_states
     }
 };
 
+/// x := H x / sqrt(n) by the lanes of a warp, in the order of detail/hadamard.hpp, for a block of n = `size` numbers up to 32, or
+/// for Numbers / 2 groups of 64.
+template <int Numbers>
+__device__ __forceinline__ void rotate_block(float* x, int size)
+{
+    int const lane   = device::lane();
+    bool const there = Numbers > 1 || lane < size;
+    float of[std::size_t{Numbers}]; // numbers lane, lane + 32, ...
+    MDKV_UNROLL
+    for (int i = 0; i < Numbers; ++i) { of[i] = there ? x[lane + i * device::warp_size] : 0.0F; }
+    MDKV_UNROLL
+    for (int step = 1; step < (Numbers > 1 ? device::warp_size : size); step *= 2)
+    {
+        MDKV_UNROLL
+        for (int i = 0; i < Numbers; ++i)
+        {
+            float const other = device::shuffle_xor(of[i], step);
+            of[i]             = (lane & step) != 0 ? other - of[i] : of[i] + other;
+        }
+    }
+    MDKV_UNROLL
+    for (int i = 0; i + 1 < Numbers; i += 2)
+    {
+        float const first = of[i];
+        of[i]             = first + of[i + 1];
+        of[i + 1]         = first - of[i + 1];
+    }
+    float const factor = Numbers > 1 ? 0.125F : mdkv::detail::hadamard_factor(size);
+    MDKV_UNROLL
+    for (int i = 0; i < Numbers && there; ++i) { x[lane + i * device::warp_size] = of[i] * factor; }
+}
+/// The same for n numbers, block by block.
+__device__ inline void rotate_by_warp(float* x, int n)
+{
+    MDKV_ROLLED
+    for (int size = 0; n > 0; x += size, n -= size)
+    {
+        size = n >= 2 * group ? 2 * group : static_cast<int>(mdkv::detail::hadamard_block(n));
+        if (size == 2 * group) { rotate_block<4>(x, size); }
+        else if (size == group) { rotate_block<2>(x, size); }
+        else { rotate_block<1>(x, size); }
+    }
+    device::sync_warp();
+}
+
 /// The softmax and the sums of queries 2p and 2p + 1, in a lane with p = lane % 4.
 template <int Columns>
 struct attend_sums
@@ -61,28 +107,12 @@ struct attend_sums
     static constexpr float lift       = 11.0F;
     static constexpr float no_top     = -1e30F;   ///< instead of -infinity: hidden logits minus a top are never NaN
     static constexpr float no_inverse = 0x1p100F; ///< every scale but 0 is too large for it
-    static constexpr int group        = int{quantised_group};
 
-    float of[Columns / 16][4];      ///< sums as multiply_tile leaves them
-    float bias[Columns / group][2]; ///< sums of the weighted minima of codes
-    float top[2];
-    float total[2]; ///< sums of the lane's own weights
-    float inverse;  ///< power of two by which scales of codes are multiplied: weights times scales are halves then
-
-    __device__ void clear()
-    {
-        MDKV_UNROLL
-        for (int i = 0; i < Columns / 16 * 4; ++i) { of[i / 4][i % 4] = 0.0F; }
-        MDKV_UNROLL
-        for (int i = 0; i < Columns / group * 2; ++i) { bias[i / 2][i % 2] = 0.0F; }
-        MDKV_UNROLL
-        for (int i = 0; i < 2; ++i)
-        {
-            top[i]   = no_top;
-            total[i] = 0.0F;
-        }
-        inverse = no_inverse;
-    }
+    float of[Columns / 16][4]{};      ///< sums as multiply_tile leaves them
+    float bias[Columns / group][2]{}; ///< sums of the weighted minima of codes
+    float top[2]{no_top, no_top};
+    float total[2]{};           ///< sums of the lane's own weights
+    float inverse = no_inverse; ///< power of two by which scales are multiplied: weights times scales are halves then
 
     /// x := weights of 16 tokens with logits x * factor: [token][query], as multiply_tile leaves them.
     __device__ void soften(float (&x)[4], float2 factor)
@@ -195,12 +225,7 @@ private:
         MDKV_UNROLL
         for (int i = 0; i < 2; ++i)
         {
-            float most = fmaxf(x[i] * by[i], x[i + 2] * by[i]);
-            MDKV_UNROLL
-            for (int step = 4; step < device::warp_size; step *= 2)
-            {
-                most = fmaxf(most, device::shuffle_xor(most, step));
-            }
+            float const most = device::largest_of_lanes<4>(fmaxf(x[i] * by[i], x[i + 2] * by[i]));
             bool const rises = most > top[i] + most_over;
             float const to   = rises ? most - lift : top[i];
             factor[i]        = rises ? device::exp2(top[i] - to) : 1.0F;
@@ -216,9 +241,7 @@ private:
     /// Chooses `inverse` anew, so that the largest scale times it is from a quarter to a half.
     __device__ void move_inverse(float first, float second)
     {
-        float most = fmaxf(first, second);
-        MDKV_UNROLL
-        for (int step = 4; step < device::warp_size; step *= 2) { most = fmaxf(most, device::shuffle_xor(most, step)); }
+        float const most             = device::largest_of_lanes<4>(fmaxf(first, second));
         std::uint32_t const exponent = mdkv::detail::bits_of_float(most) >> 23U; // the exponent of a half's value, or 0
         float const next             = mdkv::detail::float_of_bits((exponent < 251U ? 252U - exponent : 1U) << 23U);
         float const by               = next / inverse;

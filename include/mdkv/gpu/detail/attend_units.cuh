@@ -112,7 +112,7 @@ public:
         index_t const begin = index_t{tile} * tile_tokens;
         next_key_           = run.keys.begin + begin * run.keys.token_bytes;
         next_value_         = run.values.begin + begin * run.values.token_bytes
-                      + (rows::coded ? first_value / rows::group * rows::group_bytes : first_value * 2);
+                      + (rows::coded ? first_value / group * rows::group_bytes : first_value * 2);
         MDKV_ROLLED
         for (int i = 0; i < rows::buffers - 1; ++i) { stage<false>(ring_ + i * rows::buffer_bytes); }
     }

@@ -41,7 +41,7 @@ __device__ inline void add_to_state(float* largest, int step, score_products con
     int const which = (lane & 16) / 8 + (lane & 8) / 8;
     bool const mine = (lane & 4) == 0;
     float& sum      = largest[step + which];
-    if (device::ballot(raised) != 0) // rare once the first tiles are past
+    if (device::any(raised)) // rare once the first tiles are past
     {
         for (int j = 0; j < 4; ++j)
         {
@@ -69,24 +69,6 @@ __device__ inline void add_to_state(float* largest, int step, score_products con
     total += device::shuffle_xor(total, 4);
     if (mine) { sum += total; }
     device::sync_warp();
-}
-
-/// Adds |P' - P| of a lane's rows to its tokens' totals, from logits and log-sum-exps of P'. If `is_exact`, both belong to
-/// P itself: then P is added, and stored in `exact`.
-template <row_norm Norm>
-__device__ __forceinline__ void add_differences(score_products const& logits, float const (&lse)[4], unsigned hidden,
-    bool is_exact, score_products& exact, float (&totals)[4])
-{
-    for (int i = 0; i < 4; ++i)
-    {
-        for (int j = 0; j < 4; ++j)
-        {
-            float const probability = exp2f(shown(logits[i][j], hidden, i, j) - lse[j]);
-            float const x           = fabsf(probability - exact[i][j]);
-            totals[i] = mdkv::detail::joined_rows(Norm, totals[i], Norm == row_norm::euclidean ? x * x : x);
-            if (is_exact) { exact[i][j] = probability; }
-        }
-    }
 }
 
 } // namespace MDKV_NAMESPACE::gpu::detail
@@ -220,8 +202,17 @@ private:
                 auto const of_rows = device::load<float4>(block.operands.lse + index_t{softmax} * plan.rows + row);
                 float const lse[4]{of_rows.x, of_rows.y, of_rows.z, of_rows.w};
                 float totals[4] = {};
-                mdkv::detail::with_norm(plan.norm, [&](auto norm) {
-                    detail::add_differences<norm>(logits, lse, hidden, softmax == 0, exact, totals);
+                mdkv::detail::with_norm(plan.norm, [&](auto of_plan) {
+                    constexpr row_norm norm = decltype(of_plan)::value;
+                    for (int k = 0; k < 16; ++k)
+                    {
+                        int const i     = k / 4;
+                        int const j     = k % 4;
+                        float const own = exp2f(detail::shown(logits[i][j], hidden, i, j) - lse[j]);
+                        float const x   = fabsf(own - exact[i][j]);
+                        totals[i] = mdkv::detail::joined_rows(norm, totals[i], norm == row_norm::euclidean ? x * x : x);
+                        if (softmax == 0) { exact[i][j] = own; }
+                    }
                 });
                 float& total = sums[softmax * threads + device::thread()];
                 total        = mdkv::detail::joined_rows(plan.norm, total, detail::fold4(totals, 2, 1, plan.norm));
