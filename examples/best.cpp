@@ -118,15 +118,16 @@ private:
     }
     in_view<half, 2, host> one(std::vector<half> const& x, index_t heads) const
     {
-        return {x.data() + token * D, {heads, D}, {(N + decoded) * D, 1}};
+        return {at(x, 0, token), {heads, D}, {(N + decoded) * D, 1}};
     }
 
+    static half const* at(std::vector<half> const& x, index_t head, index_t i)
+    {
+        return x.data() + (head * (N + decoded) + i) * D;
+    }
     /// Full attention of query head h of a token to the tokens up to it; returns the log-sum-exp.
     static float attend_fully(tensors const& x, index_t h, index_t of, std::vector<double>& output)
     {
-        auto const at = [](std::vector<half> const& y, index_t head, index_t i) {
-            return y.data() + (head * (N + decoded) + i) * D;
-        };
         double sum = 0;
         output.assign(D, 0);
         for (index_t i = 0; i <= of; ++i)
@@ -134,7 +135,7 @@ private:
             double dot = 0;
             for (index_t d = 0; d < D; ++d)
             {
-                dot += double{widen(at(x.queries, h, of)[d])} * double{widen(at(x.keys, h / G, i)[d])};
+                dot += double{widen(at(x.queries, h, of)[d]) * widen(at(x.keys, h / G, i)[d])};
             }
             sum += dot = std::exp(dot / std::sqrt(double{D}));
             for (std::size_t d = 0; d < D; ++d) { output[d] += dot * double{widen(at(x.values, h / G, i)[d])}; }
@@ -146,17 +147,12 @@ private:
     void compare()
     {
         std::vector<double> want(D);
-        for (tensors const& x : layers)
+        for (std::size_t i = 0; i < L * H * G * D; ++i)
         {
-            for (index_t h = 0; h < H * G; ++h)
-            {
-                attend_fully(x, h, token, want);
-                for (std::size_t d = 0; d < D; ++d)
-                {
-                    error += std::pow(double{widen(x.output[static_cast<std::size_t>(h * D) + d])} - want[d], 2);
-                    size += std::pow(want[d], 2);
-                }
-            }
+            tensors const& x = layers[i / (H * G * D)];
+            if (i % D == 0) { attend_fully(x, static_cast<index_t>(i / D) % (H * G), token, want); }
+            error += std::pow(double{widen(x.output[i % (H * G * D)])} - want[i % D], 2);
+            size += std::pow(want[i % D], 2);
         }
     }
 };

@@ -108,6 +108,10 @@ void expects_finite_rows(B const& on, prompt_shape<B> const& shape, index_t laye
 template <backend B, element T, element U>
 struct prompt_work;
 
+template <backend B, element T, element U, class Destination>
+compress_report pack_layer(B const& on, prompt_work<B, T, U> const& of, index_t layer, prompt_rows<B, T, U> const& rows,
+    Destination& to); // pipeline/storing.hpp
+
 } // namespace detail
 
 /// One prompt of L layers, compressed by a preset. The same calls serve every preset; calls that a preset does not need
@@ -350,12 +354,11 @@ public:
         expects_rows(on, stage, rows, tokens_);
         expects(work_.choice.stand_ins == 0 || rows.lse, stage, ": lse is missing; preset \"", work_.settings.name,
             "\" makes up to ", work_.choice.stand_ins, " stand-ins, which need it (stand_ins = 0 makes none)");
-        cache_layout const form = layout();
         if constexpr (!owner)
         {
-            expects(to.layout == form, stage, ": to.layout is not that of the preset and the layers");
+            expects(to.layout == layout(), stage, ": to.layout is not that of the preset and the layers");
         }
-        return work_.pack_layer(on, layer, rows, form, to);
+        return detail::pack_layer(on, work_, layer, rows, to);
     }
 
 private:
@@ -382,3 +385,4 @@ private:
 } // namespace MDKV_NAMESPACE
 
 #include <mdkv/pipeline/prompting.hpp>
+#include <mdkv/pipeline/storing.hpp>

@@ -1,4 +1,4 @@
-/// \file prompting.hpp: a prompt's work: the stages' calls on all layers, from the first chunk to the packed caches (arXiv 2603.20616, sections 4, 5).
+/// \file prompting.hpp: a prompt's work: the stages' calls on all layers, from the first chunk to chosen rungs (arXiv 2603.20616, sections 4, 5).
 #pragma once
 
 #include <mdkv/prompt.hpp>
@@ -16,19 +16,15 @@
 #include <mdkv/presets.hpp>
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/leverage.hpp>
-#include <mdkv/replay/refit.hpp>
 #include <mdkv/replay/replay.hpp>
-#include <mdkv/replay/stand_in.hpp>
 #include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/basis.hpp>
 #include <mdkv/stages/channels.hpp>
-#include <mdkv/stages/pack.hpp>
 #include <mdkv/stages/pool.hpp>
 #include <mdkv/stages/score.hpp>
 
 #include <algorithm>
 #include <optional>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -145,16 +141,6 @@ struct prompt_work
         run(on, fill<leverage_sum>{leverages.data_handle(), 0, leverages.extent(0)});
     }
 
-    /// The first and the end of refit's blocks for a layer of so many tokens, of which the last `queries` have queries.
-    [[nodiscard]] array<index_t, 2> blocks_of(index_t l, index_t tokens, index_t queries) const
-    {
-        if (!settings.refitted || choice.all_full || queries < settings.refitted->span) { return {}; }
-        refit_part const& part = *settings.refitted;
-        index_t const read     = progress.most(l);
-        index_t const end      = (std::min)(tokens - part.span, read) / part.apart;
-        index_t const begun    = (read + part.span - 1) / part.apart;
-        return {(std::max<index_t>)({end - part.blocks, begun - part.kept(), 0}), end};
-    }
     /// Losses of a layer's first n tokens, [H, R, n].
     [[nodiscard]] out_view<float, 3, B> losses_of(index_t l, index_t n) const
     {
@@ -375,97 +361,6 @@ struct prompt_work
                 choice.stand_ins, sizes.data_handle()},
             shape.layers);
         fetch(on, sizes.data_handle(), choice.arena_bytes.data(), shape.layers);
-    }
-
-    template <class Destination>
-    compress_report pack_layer(
-        B const& on, index_t l, rows_of_layer const& rows, cache_layout const& form, Destination& to) const
-    {
-        constexpr bool owner           = requires { to.wait(); };
-        layer_shape const one          = stored_layer(rows.keys.extent(1));
-        auto const [H, N]              = std::pair{one.heads, one.tokens};
-        auto const chosen              = as_input(rungs_of(l, N));
-        auto const keys                = slice<1>(rows.keys, 0, N);
-        auto const values              = slice<1>(rows.values, 0, N);
-        array<index_t, 2> const blocks = blocks_of(l, N + one.window, rows.queries.extent(1));
-        index_t const each             = settings.refitted.value_or(refit_part{}).each(shape.group);
-        index_t const fitting          = (blocks[1] - blocks[0]) * each; // queries
-        bool const refits              = fitting > 0;
-        workspace::frame frame{*on.scratch};
-        auto const made_keys   = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.keys);
-        auto const made_values = scratch_view<float>(on, frame, H, choice.stand_ins, one.dims.values);
-        auto const changed     = scratch_view<T>(on, frame, refits ? H : 0, N, one.dims.values);
-        auto const later = scratch_view<U>(on, frame, H * shape.group, refits ? fitting + each : 0, one.dims.keys);
-        compress_report result;
-        result.status            = choice.all_full ? compress_status::uncompressed : compress_status::compressed;
-        result.shape             = one;
-        result.budget_bytes      = choice.budget;
-        result.window_bytes      = one.window_bytes();
-        result.resident_bytes    = choice.arena_bytes[static_cast<std::size_t>(l)];
-        result.full_bytes        = one.full_bytes();
-        result.chosen.multiplier = choice.multiplier;
-        cache_view<T, B::memory_space> cache;
-        [[maybe_unused]] std::conditional_t<owner, Destination, char> made{};
-        if constexpr (owner)
-        {
-            made = to.like(form, result.resident_bytes, 0);
-            made.wait();
-            cache = made.view();
-        }
-        else { cache = to; }
-        if constexpr (B::memory_space == space::host)
-        {
-            for (index_t h = 0; h < H; ++h)
-            {
-                for (index_t i = 0; i < N; ++i) { ++result.chosen.tokens[chosen(h, i)]; }
-            }
-        }
-        if (choice.stand_ins > 0)
-        {
-            index_t const count = (std::min)(stand_in_queries, rows.queries.extent(1));
-            mdkv::stand_in(on, last<1>(rows.queries, count), keys, values, chosen, *last<1>(rows.lse, count),
-                N + one.window, settings.stand_in(), made_keys, made_values);
-        }
-        auto const pack_with = [&](in_view<T, 3, B> const& stored) {
-            mdkv::pack(on, keys, stored, slice<1>(rows.keys, N, one.window), slice<1>(rows.values, N, one.window),
-                layer_of(key_bases, l), layer_of(value_bases, l), chosen, cache, layer_of(channels, l),
-                as_input(made_keys), as_input(made_values));
-        };
-        pack_with(values);
-        if (refits)
-        {
-            for (index_t b = blocks[0]; b < blocks[1]; ++b)
-            {
-                run(on, copy_rows<B, U>{
-                            as_input(slice<1>(item_of(block_queries, l), settings.refitted->place(b) * each, each)),
-                            slice<1>(later, (b - blocks[0]) * each, each)});
-            }
-            auto const recent  = last<1>(rows.queries, settings.refitted->span);
-            index_t const step = settings.refitted->step(shape.group) * recent.stride(1);
-            run(on, copy_rows<B, U>{
-                        {recent.data_handle(), {H * shape.group, each, one.dims.keys}, {recent.stride(0), step, 1}},
-                        slice<1>(later, fitting, each)});
-            mdkv::refit(on, as_input(later), rows.keys, rows.values, chosen, cache,
-                {.rows         = *settings.refitted,
-                    .first     = settings.refitted->first(blocks[0]),
-                    .stand_ins = choice.stand_ins,
-                    .encoding  = shape.encoding,
-                    .scale     = settings.scale},
-                changed);
-            pack_with(as_input(changed));
-        }
-        if constexpr (owner)
-        {
-            if constexpr (requires { made.fold_limit; }) // a caller's own kind of owner may have none
-            {
-                index_t const all = share(1).all;
-                index_t const own = all > H ? choice.budget / all * H : choice.budget; // this rank's part of the budget
-                bool const whole  = choice.all_full || (!settings.shared && all == H);
-                made.fold_limit   = (std::max)(result.resident_bytes, whole ? own : 0);
-            }
-            to = std::move(made);
-        }
-        return result;
     }
 };
 
