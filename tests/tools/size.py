@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Lines of include/mdkv, of each of its folders, of tests, examples and bench, as wc -l counts them, beside their limits.
+"""Lines of include/mdkv, of each of its folders, of tests, examples and bench, as wc -l counts them, and calls of stages by the
+pipeline, beside their limits.
 
     python3 tests/tools/size.py             fails where a folder has more lines than its limit
     python3 tests/tools/size.py --record    lowers the limits to the lines of today
@@ -9,6 +10,7 @@ entry in docs/decisions.md that names the figure that they buy, or that lowers a
 """
 import argparse
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -34,22 +36,29 @@ def lines_by_folder():
     return lines
 
 
+def calls_of_stages():
+    """Of the pipeline, which should call each stage from one place."""
+    text = re.sub(r"//.*", "", "".join(path.read_text() for path in root.glob("include/mdkv/pipeline/*.hpp")))
+    stages = "replay score pool join balance allocate stand_in refit pack".split()
+    return {f"calls_of_{stage}": len(re.findall(rf"(?:mdkv::|[^\w.:>]){stage}\(on", text)) for stage in stages}
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--record", action="store_true", help="lower the limits to the lines of today")
     record = options.parse_args().record
     limits = {folder: int(limit) for folder, limit in map(str.split, limits_file.read_text().splitlines())}
-    lines, larger = lines_by_folder(), False
+    lines, larger = lines_by_folder() | calls_of_stages(), False
     for folder in sorted(lines | limits):
         now, limit = lines.get(folder, 0), limits.get(folder)
         if limit is None:
             larger = True
-            print(f"{folder}: {now} lines, and sizes.txt has no limit for it")
+            print(f"{folder}: {now}, and sizes.txt has no limit for it")
         elif now > limit:
             larger = True
-            print(f"{folder}: {now} lines, {now - limit} more than its limit of {limit}")
+            print(f"{folder}: {now}, {now - limit} more than its limit of {limit}")
         elif now < limit:
-            print(f"{folder}: {now} lines, {limit - now} fewer than its limit of {limit}" + ("" if record else ": --record lowers it"))
+            print(f"{folder}: {now}, {limit - now} fewer than its limit of {limit}" + ("" if record else ": --record lowers it"))
     if record:
         kept = {folder: min(limit, lines[folder]) for folder, limit in limits.items() if folder in lines}
         limits_file.write_text("".join(f"{folder} {limit}\n" for folder, limit in sorted(kept.items())))
