@@ -246,7 +246,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     layer_shape const whole{heads, query_group, longest, 0, layout.dims, index_t{sizeof(T)}};
     whole.expects_valid("recompress");
     index_t const limit       = options.limit.in_bytes(whole);
-    index_t const stand_ins   = detail::stand_in_bytes(directory) + detail::stand_in_channels(directory);
+    index_t const stand_ins   = detail::stand_in_bytes(directory, true);
     index_t const for_window  = (std::min)(limit / 2, (std::max<index_t>)(limit - stand_ins, 0));
     index_t const room        = for_window / (std::max<index_t>)(whole.bytes_of(1), 1); // tokens
     index_t const most_window = (std::min)(recent, room);

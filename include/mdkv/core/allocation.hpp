@@ -85,16 +85,13 @@ struct list_losses
     index_t rungs  = 0;                ///< tokens of all lists in `rung`
 
     list_losses() = default;
-    /// \param loss_  [H, R, N]  pooled or not; need not fall with the rung
-    /// \param rung_  [H, N]     receives the index of the chosen rung
+    /// Losses [H, R, N], pooled or not, which need not fall with the rung; and rungs [H, N].
     constexpr list_losses(view<float const, 3, S> const& loss_, view<std::uint8_t, 2, S> const& rung_) noexcept
         : loss{loss_}
         , rung{rung_}
     {}
-    /// \param loss_    [R, M]   M tokens, head after head
-    /// \param rung_    [M]
-    /// \param first_   [H + 1]  where each head's tokens begin, ascending, and where the last one's end; at most M
-    /// \param longest  tokens of the longest head, on all ranks
+    /// Losses [R, M] and rungs [M], head after head, and where each head's tokens begin, ascending, and the last one's end, at
+    /// most M. `longest` is the number of tokens of the longest head, on all ranks.
     constexpr list_losses(view<float const, 2, S> const& loss_, view<std::uint8_t, 1, S> const& rung_,
         view<index_t const, 1, S> const& first_, index_t longest) noexcept
         : loss{loss_.data_handle(), {first_.extent(0) - 1, loss_.extent(0), longest}, {0, loss_.stride(0), 1}}

@@ -129,8 +129,7 @@ template <class Argument>
 }
 
 /// Throws; with -fno-exceptions prints the message and ends the program, as assert does.
-template <class Exception>
-[[noreturn]] void raise(Exception const& error)
+[[noreturn]] void raise(auto const& error)
 {
 #if defined(__cpp_exceptions)
     throw error;
@@ -150,6 +149,21 @@ template <class Exception>
     add_arguments(all, kind, arguments);
     va_end(arguments);
     raise(Exception{all.text});
+}
+
+/// Calls f, of whose exceptions nobody learns.
+void call_without_errors(auto const& f) noexcept
+{
+#if defined(__cpp_exceptions)
+    try
+    {
+        f();
+    }
+    catch (...)
+    {}
+#else
+    f();
+#endif
 }
 
 } // namespace detail

@@ -77,6 +77,8 @@ struct head_dims
     index_t keys   = 0; ///< D
     index_t values = 0; ///< Dv
 
+    [[nodiscard]] MDKV_HD constexpr index_t larger() const noexcept { return keys > values ? keys : values; }
+
     [[nodiscard]] friend constexpr bool operator==(head_dims const&, head_dims const&) noexcept = default;
 };
 

@@ -59,8 +59,7 @@ struct [[gnu::may_alias]] half
     std::uint16_t bits;
 
     half() = default;
-    template <std::integral Bits>
-    MDKV_HD constexpr explicit half(Bits bits_of_value) noexcept
+    MDKV_HD constexpr explicit half(std::integral auto bits_of_value) noexcept
         : bits{static_cast<std::uint16_t>(bits_of_value)}
     {}
 };
@@ -71,8 +70,7 @@ struct [[gnu::may_alias]] bfloat16
     std::uint16_t bits;
 
     bfloat16() = default;
-    template <std::integral Bits>
-    MDKV_HD constexpr explicit bfloat16(Bits bits_of_value) noexcept
+    MDKV_HD constexpr explicit bfloat16(std::integral auto bits_of_value) noexcept
         : bits{static_cast<std::uint16_t>(bits_of_value)}
     {}
 };

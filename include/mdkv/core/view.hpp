@@ -174,8 +174,8 @@ template <class V>
 template <strided_tensor V>
 using pointee = std::remove_pointer_t<std::remove_cvref_t<decltype(std::declval<V const&>().data_handle())>>;
 
-template <class T, space S, strided_tensor V>
-[[nodiscard]] constexpr view<T, V::rank(), S> view_of(V const& tensor)
+template <space S, strided_tensor V>
+[[nodiscard]] constexpr view<pointee<V>, V::rank(), S> view_of(V const& tensor)
 {
     array<index_t, V::rank()> extents{};
     array<index_t, V::rank()> strides{};
@@ -184,7 +184,7 @@ template <class T, space S, strided_tensor V>
         extents[i] = static_cast<index_t>(tensor.extent(i));
         strides[i] = static_cast<index_t>(tensor.stride(i));
     }
-    return make_view<T, V::rank(), S>(static_cast<T*>(tensor.data_handle()), extents.data(), strides.data());
+    return make_view<pointee<V>, V::rank(), S>(tensor.data_handle(), extents.data(), strides.data());
 }
 
 } // namespace detail
@@ -213,7 +213,7 @@ template <backend B, class T, std::size_t Rank>
 template <backend B, strided_tensor V>
 [[nodiscard]] constexpr in_view<std::remove_const_t<detail::pointee<V>>, V::rank(), B> in(B const&, V const& tensor)
 {
-    return detail::view_of<detail::pointee<V> const, B::memory_space>(tensor);
+    return detail::view_of<B::memory_space>(tensor);
 }
 
 /// An output of contiguous rows; refuses what `in` refuses.
@@ -239,7 +239,7 @@ template <backend B, strided_tensor V>
     requires(!std::is_const_v<detail::pointee<V>>)
 [[nodiscard]] constexpr out_view<detail::pointee<V>, V::rank(), B> out(B const&, V const& tensor)
 {
-    return detail::view_of<detail::pointee<V>, B::memory_space>(tensor);
+    return detail::view_of<B::memory_space>(tensor);
 }
 
 /// An output read as an input.

@@ -32,8 +32,7 @@ struct backend
     /// Calls `body(i, worker)` for every i in [0, count); no two calls with the same worker run at once. Which worker serves
     /// which i may vary between runs, so a body must not let results depend on it. Bodies run in the floating-point
     /// environment of core/float_environment.hpp.
-    template <class Body>
-    void for_each(index_t count, Body const& body) const
+    void for_each(index_t count, auto const& body) const
     {
         index_t const all  = workers(count);
         index_t const some = count / (32 * all) + 1; // items taken at once: small neighbours share cache lines

@@ -96,12 +96,6 @@ struct score_block
     index_t first = 0; ///< first token
     index_t count = 0;
 
-    /// Finds the basis coordinates of the keys: once a block, for any number of queries.
-    void project_keys() const noexcept
-    {
-        if (plan.latent > 0) { tile::multiply_block(rows, plan.dim, head.key_basis, plan.key_columns(), latents); }
-    }
-
     /// Sweep one: adds the logits to the states of a split, to the exact softmax's only if `exact_needed`. In the window all rungs
     /// store keys as they are.
     void add_states(index_t split, bool exact_needed, bool in_window) const noexcept
@@ -156,8 +150,7 @@ private:
     }
 
     /// Calls body(token, panel) for the tiles that some row of the panel sees.
-    template <class Body>
-    void for_each_tile(Body const& body) const noexcept
+    void for_each_tile(auto const& body) const noexcept
     {
         for (index_t p = 0; p * tile::width < plan.rows; ++p)
         {
@@ -176,7 +169,7 @@ private:
 
     /// Logits of softmax i, of panel p with the block's tokens from t on. Because bases nest, those of a projected softmax
     /// continue the sums of the one before it: `products` comes in with the logits of softmax i - 1. The result is `products`, or
-    /// `shown` if some logits are hidden.
+    /// `shown` with -infinity for missing tokens and for tokens that a row may not see.
     [[nodiscard]] score_tile const& multiply(
         int i, index_t t, index_t p, score_tile& products, score_tile& shown) const noexcept
     {
@@ -189,22 +182,16 @@ private:
         if (begin == 0) { std::memset(products, 0, sizeof products); }
         tile::multiply_add<tile::vectors>(at, step, 1, queries, tile::width, end - begin, products);
         if (plan.all_see(first + t + tile::rows - 1) && count - t >= tile::rows) { return products; }
-        hide(t, p, products, shown);
-        return shown;
-    }
-
-    /// Copies logits, with -infinity for missing tokens and for tokens that a row may not see.
-    void hide(index_t t, index_t panel, score_tile const& logits, score_tile& shown) const noexcept
-    {
-        std::memcpy(shown, logits, sizeof shown);
+        std::memcpy(shown, products, sizeof shown);
         for (int lane = 0; lane < tile::width; ++lane)
         {
-            index_t const see = plan.end_of(static_cast<int>(panel) * tile::width + lane) - first;
+            index_t const see = plan.end_of(static_cast<int>(p) * tile::width + lane) - first;
             for (index_t i = (std::max)((std::min)(see, count) - t, index_t{0}); i < tile::rows; ++i)
             {
                 shown[i][lane / simd::lanes][lane % simd::lanes] = -std::numeric_limits<float>::infinity();
             }
         }
+        return shown;
     }
 };
 
@@ -249,7 +236,10 @@ struct score_sweep
             if (!second || plan.more == 0 || plan.softmaxes > 1)
             {
                 tile::read_block(from, block.of, at, block.count, block.rows);
-                if (!in_window) { block.project_keys(); }
+                if (!in_window && plan.latent > 0)
+                {
+                    tile::multiply_block(block.rows, plan.dim, block.head.key_basis, plan.key_columns(), block.latents);
+                }
             }
             if (second) { block.find_totals(); }
             else { block.add_states(part, exact_needed, in_window); }

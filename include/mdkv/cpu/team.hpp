@@ -26,16 +26,8 @@ public:
     [[nodiscard]] MDKV_HD static constexpr index_t size() noexcept { return 1; }
     MDKV_HD static constexpr void sync() noexcept {}
 
-    template <class V>
-    [[nodiscard]] MDKV_HD static constexpr V sum(V x) noexcept
-    {
-        return x;
-    }
-    template <class V>
-    [[nodiscard]] MDKV_HD static constexpr V largest(V x) noexcept
-    {
-        return x;
-    }
+    [[nodiscard]] MDKV_HD static constexpr auto sum(auto x) noexcept { return x; }
+    [[nodiscard]] MDKV_HD static constexpr auto largest(auto x) noexcept { return x; }
     template <class V>
     [[nodiscard]] MDKV_HD static constexpr mdkv::detail::prefix_sum<V> prefix(V x) noexcept
     {
@@ -72,8 +64,7 @@ private:
 #if !defined(__CUDA_ARCH__) // nvcc reads jobs of this team for the device, too, with the functions that all teams have
 
 /// any_lane of detail/lanes.hpp for vectors.
-template <class V>
-[[nodiscard, gnu::always_inline]] MDKV_HD inline bool any_lane(team const&, V const& x) noexcept
+[[nodiscard, gnu::always_inline]] MDKV_HD inline bool any_lane(team const&, auto const& x) noexcept
 {
     return simd::any(x);
 }
@@ -121,8 +112,7 @@ MDKV_HD void narrow_lanes(team const&, float const (&x)[N], half* to) noexcept
 }
 
 /// widen_columns of detail/columns.hpp by squares in registers: number by number it takes two to three times as long.
-template <class Row>
-MDKV_HD void widen_columns(team const&, int tokens, int coordinates, Row const& row, float* to) noexcept
+MDKV_HD void widen_columns(team const&, int tokens, int coordinates, auto const& row, float* to) noexcept
 {
     constexpr int side = vector_lanes;
     for (int i = 0; i < tokens; i += side)

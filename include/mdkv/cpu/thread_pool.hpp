@@ -116,8 +116,7 @@ private:
 
     /// Waits ten microseconds before the thread sleeps: waking it takes longer than many a loop. The time is read, because
     /// one pause takes from 10 to 140 cycles, by processor.
-    template <class Done>
-    static void spin(Done const& done) noexcept
+    static void spin(auto const& done) noexcept
     {
         auto const nanoseconds = [] {
             ::timespec now{};

@@ -63,8 +63,7 @@ struct move_tail
     {
         return from.layout.heads * (std::max<index_t>)(from.tail_capacity, 1);
     }
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         // race: an item that reads the count before it falls finds the same minimum as one that reads it after
         index_t const appended = *from.appended;

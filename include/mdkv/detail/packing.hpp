@@ -5,6 +5,7 @@
 #include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/panel.hpp>
@@ -13,7 +14,6 @@
 #include <mdkv/detail/team.hpp>
 #include <mdkv/detail/tile_codec.hpp>
 #include <mdkv/detail/tile_loops.hpp>
-#include <mdkv/stages/channels.hpp>
 
 namespace MDKV_NAMESPACE::detail
 {
@@ -49,8 +49,7 @@ struct lay_out_heads
     pack_operands<B, T> of;
     cache_view<T, B::memory_space> cache;
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t) const
+    MDKV_HD void operator()(team auto const& t, index_t) const
     {
         cache_layout const& layout = cache.layout;
         bool const bases           = !of.key_basis.empty() && !of.value_basis.empty();
@@ -97,8 +96,7 @@ struct write_channels
     fit_value_means<T, B> of_values;
     cache_view<T, B::memory_space> cache; // its directory is complete
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         if (!has_channels(cache.layout, cache, h)) { return; }
         index_t const all   = of.first(h, static_cast<index_t>(cache.layout.rungs));
@@ -139,8 +137,7 @@ struct pack_tiles
     [[nodiscard]] index_t items() const noexcept { return walk.items(); }
     [[nodiscard]] index_t scratch_bytes() const noexcept { return walk.scratch_bytes(); }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         walk(
             t, item,
@@ -151,8 +148,7 @@ struct pack_tiles
     }
 
 private:
-    template <team Team>
-    MDKV_HD void write_projections(Team const& t, index_t h) const
+    MDKV_HD void write_projections(team auto const& t, index_t h) const
     {
         head_entry const& entry = walk.cache.heads[h];
         head_dims const dims    = walk.cache.layout.dims;
@@ -178,8 +174,7 @@ private:
         return all;
     }
 
-    template <team Team>
-    MDKV_HD void write_tile(Team const& t, scratch const& memory, tile_ref const& ref) const
+    MDKV_HD void write_tile(team auto const& t, scratch const& memory, tile_ref const& ref) const
     {
         auto const dim =
             static_cast<int>(ref.rows.by_token ? walk.cache.layout.dims.values : walk.cache.layout.dims.keys);
@@ -203,7 +198,8 @@ private:
             else { turn_columns(t, memory.columns, tile, dim, basis, ref.h, false, c, n, memory.x); }
             if (ref.rows.kind == storage::plain)
             {
-                write_elements(t, ref, c, n, [&](int i, int j) { return narrow<T>(memory.x[j * tile + i]); });
+                for_elements(t, ref, c, n,
+                    [&](int i, int j, std::byte* to) { store_at(to, narrow<T>(memory.x[j * tile + i])); });
             }
             else
             {
@@ -236,28 +232,17 @@ private:
                 static_cast<std::size_t>(ref.rows.token_bytes));
         }
         if (lines) { return; }
-        write_elements(t, ref, 0, ref.rows.coordinates, [&](int i, int c) { return load_at<T>(memory.rows[i] + c); });
+        for_elements(t, ref, 0, ref.rows.coordinates,
+            [&](int i, int c, std::byte* to) { store_at(to, load_at<T>(memory.rows[i] + c)); });
     }
 
     /// to[c][i] = row[i][from + c] for c < n and all of the tile's tokens.
-    template <team Team>
-    MDKV_OUTLINE MDKV_HD static void load(Team const& t, scratch const& memory, int from, int n, float* to)
+    MDKV_OUTLINE MDKV_HD static void load(team auto const& t, scratch const& memory, int from, int n, float* to)
     {
         t.sync(); // `to` may still be read
         widen_columns(
             t, tile, n, [&](int i) { return memory.rows[i] + from; }, to);
         t.sync();
-    }
-
-    /// Writes n plain coordinates from c on: value(i, j) is coordinate c + j of token i.
-    template <team Team, class Value>
-    MDKV_OUTLINE MDKV_HD static void write_elements(
-        Team const& t, tile_ref const& ref, int c, int n, Value const& value)
-    {
-        std::byte* const to = ref.rows.begin + ref.rows.coordinate(ref.first, c);
-        int const step      = ref.rows.step(ref.first);
-        int const apart     = ref.rows.by_token ? ref.rows.token_bytes : ref.rows.unit; // bytes from token to token
-        for_tokens(t, ref.count, n, [&](int i, int j) { store_at(to + j * step + i * apart, value(i, j)); });
     }
 };
 

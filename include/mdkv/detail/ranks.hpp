@@ -3,7 +3,6 @@
 
 #include <mdkv/core/ground.hpp>
 #include <mdkv/core/ranks.hpp>
-#include <mdkv/detail/check.hpp>
 #include <mdkv/detail/team.hpp>
 
 #include <type_traits>
@@ -55,16 +54,7 @@ public:
         if (with_ == nullptr) { return; }
         std::int64_t words[count]{};
         words[refusals] = 1;
-#if defined(__cpp_exceptions)
-        try
-        {
-            with_->sum(with_->state, words, count);
-        }
-        catch (...) // the call's own exception is on its way
-        {}
-#else
-        with_->sum(with_->state, words, count);
-#endif
+        call_without_errors([&] { with_->sum(with_->state, words, count); }); // the call's own exception is on its way
     }
 
     /// Whether there are other ranks to agree with.

@@ -4,6 +4,7 @@
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
+#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/run_of_head.hpp>
@@ -11,7 +12,6 @@
 #include <mdkv/detail/team.hpp>
 #include <mdkv/detail/tile_codec.hpp>
 #include <mdkv/detail/tile_loops.hpp>
-#include <mdkv/stages/channels.hpp>
 
 namespace MDKV_NAMESPACE::detail
 {
@@ -27,8 +27,7 @@ struct read_projections
     view<float, 3, S> key_basis;   // [H, D, D]
     view<float, 3, S> value_basis; // [H, Dv, Dv]
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         // key_projection [D, key_columns], value_projection [value_columns, Dv]
         head_entry const& entry = cache.heads[h];
@@ -57,8 +56,7 @@ struct stored_channels
     fit_key_channels<T, U, B> fitted;
     fit_value_means<T, B> of_values;
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         bool const stored   = has_channels(by_slot.cache.layout, by_slot.cache, h);
         index_t const count = stored ? 0 : by_slot.tokens(h);
@@ -100,8 +98,7 @@ struct read_tokens
     [[nodiscard]] index_t items() const noexcept { return walk.items(); }
     [[nodiscard]] index_t scratch_bytes() const noexcept { return walk.scratch_bytes(); }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         walk(
             t, item, [&](scratch const& memory, tile_ref const& ref) { read_tile(t, memory, ref); },
@@ -110,8 +107,7 @@ struct read_tokens
 
 private:
     /// Writes zeros behind the last token of a head.
-    template <team Team>
-    MDKV_HD void pad(Team const& t, index_t h) const
+    MDKV_HD void pad(team auto const& t, index_t h) const
     {
         index_t const count = by_slot.tokens(h) + (walk.stand_ins ? walk.cache.heads[h].stand_ins : 0);
         if (t.rank() == 0 && !rows.empty()) { rows(h) = count; }
@@ -132,15 +128,15 @@ private:
         return (ref.rows.by_token ? window_values : window_keys).row(ref.h, slot - tokens);
     }
 
-    template <team Team>
-    MDKV_HD void read_tile(Team const& t, scratch const& memory, tile_ref const& ref) const
+    MDKV_HD void read_tile(team auto const& t, scratch const& memory, tile_ref const& ref) const
     {
         t.sync(); // the tile before may still be written
         for (int i = member(t); i < ref.count; i += members(t)) { memory.rows[i] = row_of(ref, i); }
         t.sync();
         if (ref.basis == run_basis::original) // only exact tokens
         {
-            return read_elements(t, ref, 0, ref.rows.coordinates, [&](int i, int c, T x) { memory.rows[i][c] = x; });
+            return for_elements(t, ref, 0, ref.rows.coordinates,
+                [&](int i, int c, std::byte const* from) { memory.rows[i][c] = load_at<T>(from); });
         }
         bool const in_basis = ref.basis == run_basis::projected;
         for (int c = 0; c < ref.rows.coordinates; c += at_once)
@@ -149,7 +145,8 @@ private:
             float* const x = in_basis ? memory.columns + c * tile : memory.x;
             if (ref.rows.kind == storage::plain)
             {
-                read_elements(t, ref, c, n, [&](int i, int j, T given) { x[j * tile + i] = widen(given); });
+                for_elements(t, ref, c, n,
+                    [&](int i, int j, std::byte const* from) { x[j * tile + i] = widen(load_at<T>(from)); });
             }
             else
             {
@@ -170,20 +167,9 @@ private:
         }
     }
 
-    /// Reads n plain coordinates from c on: put(i, j, x) takes coordinate c + j of token i.
-    template <team Team, class Put>
-    MDKV_OUTLINE MDKV_HD static void read_elements(Team const& t, tile_ref const& ref, int c, int n, Put const& put)
-    {
-        index_t const step = ref.rows.step(ref.first);
-        for_tokens(t, ref.count, n, [&](int i, int j) {
-            put(i, j, load_at<T>(ref.rows.begin + ref.rows.coordinate(ref.first + i, c) + j * step));
-        });
-    }
-
     /// Writes coordinates c to c + n - 1 of every token: finite if the stored values are finite.
-    template <team Team>
     MDKV_OUTLINE MDKV_HD static void write(
-        Team const& t, scratch const& memory, int count, int c, int n, float const* x)
+        team auto const& t, scratch const& memory, int count, int c, int n, float const* x)
     {
         narrow_columns<T>(t, count, n, x, [&](int i) { return memory.rows[i] + c; });
         t.sync(); // x is overwritten next

@@ -204,8 +204,7 @@ template <element T>
 }
 
 /// Whether head h has rotated tokens, and so stores its channels. `cache`: see run_of_head.
-template <class Cache>
-[[nodiscard]] MDKV_HD constexpr bool has_channels(cache_layout const& layout, Cache const& cache, index_t h) noexcept
+[[nodiscard]] MDKV_HD constexpr bool has_channels(cache_layout const& layout, auto const& cache, index_t h) noexcept
 {
     bool any = false;
     for (std::size_t r = 0; r < layout.rungs; ++r)

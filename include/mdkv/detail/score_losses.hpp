@@ -61,8 +61,7 @@ struct score_losses
     [[nodiscard]] index_t items() const noexcept { return keys.extent(0) * strips(); }
     [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(plan); }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         carver cut = t.scratch();
         scratch const memory{cut, plan};
@@ -164,9 +163,8 @@ private:
 
     /// Goes over the first `all` coordinates of a tile's columns in the basis: for every projected rung it adds what codes do, and
     /// the squares of values' coordinates that the rung keeps, or, if `left_out`, only of those that it does not keep.
-    template <team Team>
     MDKV_OUTLINE MDKV_HD void measure_latents(
-        Team const& t, scratch const& memory, index_t h, int all, bool of_keys, bool left_out) const
+        team auto const& t, scratch const& memory, index_t h, int all, bool of_keys, bool left_out) const
     {
         for (int c = 0; c < all; c += group)
         {
@@ -190,9 +188,8 @@ private:
 
     /// Adds what rungs change in the keys or the values of a tile of `count` tokens, which become columns; the last one stands for
     /// those behind it. Columns are rotated the way pack does. Rotation keeps lengths: values are not rotated back.
-    template <team Team>
     MDKV_OUTLINE MDKV_HD void measure(
-        Team const& t, scratch const& memory, index_t h, index_t first, int count, bool of_keys) const
+        team auto const& t, scratch const& memory, index_t h, index_t first, int count, bool of_keys) const
     {
         score_head const head        = plan.head(h);
         in_view<T, 3, B> const& rows = of_keys ? keys : values;
@@ -205,7 +202,16 @@ private:
         if (!of_keys) { add_squares(t, memory, memory.columns, 0, dim, memory.squares); }
         if (!of_keys && plan.rotates) { add_squares(t, memory, memory.columns, 0, dim, memory.distance, head.centre); }
         measure_latents(t, memory, h, of_keys ? plan.coded : plan.value_latent, of_keys, false);
-        if (!of_keys && plan.latent > 0 && any_cancels(t, memory)) { measure_latents(t, memory, h, dim, false, true); }
+        if (!of_keys && plan.latent > 0)
+        {
+            index_t found = 0; // differences that cancel
+            t.sync();
+            for (int k = member(t); k < plan.count * tile; k += members(t))
+            {
+                found += cancels(memory, k / tile, k % tile) ? 1 : 0;
+            }
+            if (t.sum(found) > 0) { measure_latents(t, memory, h, dim, false, true); }
+        }
         if (!plan.rotates) { return; }
         t.sync(); // columns may still be read
         for (int c = 0; c < dim; c += group)
@@ -227,17 +233,6 @@ private:
     {
         float const squared = joined(memory.squares, i);
         return plan.rungs[r].projected && !(squared - joined(memory.kept + r * sums, i) > 1e-3F * squared);
-    }
-    template <team Team>
-    [[nodiscard]] MDKV_HD bool any_cancels(Team const& t, scratch const& memory) const
-    {
-        index_t found = 0;
-        t.sync();
-        for (int k = member(t); k < plan.count * tile; k += members(t))
-        {
-            found += cancels(memory, k / tile, k % tile) ? 1 : 0;
-        }
-        return t.sum(found) > 0;
     }
 
     /// Variance of a token's weight by the codes of its key, times key_noise^2, from its logit's variance at a step of one range:

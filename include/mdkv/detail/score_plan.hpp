@@ -23,8 +23,7 @@ template <class V>
 }
 
 /// Calls body with the norm as a constant (std::integral_constant).
-template <class Body>
-MDKV_HD void with_norm(row_norm norm, Body const& body)
+MDKV_HD void with_norm(row_norm norm, auto const& body)
 {
     using enum row_norm;
     if (norm == maximum) { body(std::integral_constant<row_norm, maximum>{}); }

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <mdkv/core/ground.hpp>
+#include <mdkv/detail/channels.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/score_plan.hpp>
 #include <mdkv/detail/softmax.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/stages/channels.hpp>
 
 #include <cmath>
 
@@ -105,8 +105,7 @@ struct score_channels
     in_view<T, 3, B> values;
     score_plan plan;
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         score_head const head = plan.head(h);
         index_t const groups  = plan.groups();
@@ -133,8 +132,7 @@ struct score_channels
     }
 
 private:
-    template <team Team>
-    MDKV_HD void fit(Team const& t, index_t h) const
+    MDKV_HD void fit(team auto const& t, index_t h) const
     {
         score_head const first = plan.head(0);
         index_t const heads    = keys.extent(0);
@@ -172,8 +170,7 @@ struct score_centre
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t item) const
     {
-        if (!join) { return sum(t, item / plan.value_pieces(), item % plan.value_pieces()); }
-        for (int d = member(t); d < plan.value_dim; d += members(t))
+        for (int d = member(t); join && d < plan.value_dim; d += members(t))
         {
             float sum  = 0;
             float mass = 0;
@@ -185,12 +182,9 @@ struct score_centre
             }
             plan.head(item).centre[d] = mass > 0.0F ? sum / mass : 0.0F;
         }
-    }
-
-private:
-    template <team Team>
-    MDKV_HD void sum(Team const& t, index_t h, index_t piece) const
-    {
+        if (join) { return; }
+        index_t const h         = item / plan.value_pieces();
+        index_t const piece     = item % plan.value_pieces();
         constexpr int lanes     = Team::register_lanes;
         using floats            = lane_floats<lanes>;
         index_t const begin     = piece * plan.value_piece;
@@ -228,8 +222,7 @@ struct score_join
     in_view<float, 1, B> weights;   // [Q]       or empty
     score_plan plan;
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const head = item / plan.softmaxes;
         auto const softmax = static_cast<int>(item % plan.softmaxes);

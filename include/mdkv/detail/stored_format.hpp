@@ -14,15 +14,7 @@
 namespace MDKV_NAMESPACE::detail
 {
 
-// A file has these parts, one behind the other. Numbers are little-endian, as the structs below lie in memory. A layer, its arena
-// and its tail begin at multiples of 64; gaps are zeros.
-//
-//   header       file_header
-//   records      a layer_record for each layer
-//   attachment   bytes of the caller's
-//   layers       of each its directory, head_entry [H]; positions, int32 [H, S], the text position of every slot, or -1; the
-//                arena; a tail with room for exactly the appended tokens
-//   checksum     CRC-32C of all before it, the last 4 bytes of a multiple of 64
+// The parts of a file: docs/stored-caches.md. Its numbers are little-endian, as the structs below lie in memory.
 
 static_assert(std::endian::native == std::endian::little,
     "mdkv: stored caches are little-endian; on this machine keep caches in memory");

@@ -45,23 +45,20 @@ template <element T, space S>
     return tokens;
 }
 
-/// Bytes of all heads' stand-ins; only the directory is read.
+/// Bytes of all heads' stand-ins; with `channels` also of those that coded ones need. Only the directory is read.
 template <element T>
-[[nodiscard]] constexpr index_t stand_in_bytes(cache_view<T, space::host> const& cache) noexcept
+[[nodiscard]] constexpr index_t stand_in_bytes(cache_view<T, space::host> const& cache, bool channels = false) noexcept
 {
-    index_t tokens = 0;
-    for (index_t h = 0; h < cache.layout.heads; ++h) { tokens += cache.heads[h].stand_ins; }
-    return tokens * cache.layout.stand_in_bytes(index_t{sizeof(T)});
-}
-
-/// Bytes of the channels that heads need for coded stand-ins, whatever else they have; only the directory is read.
-template <element T>
-[[nodiscard]] constexpr index_t stand_in_channels(cache_view<T, space::host> const& cache) noexcept
-{
-    index_t heads = 0; // with stand-ins
-    for (index_t h = 0; h < cache.layout.heads; ++h) { heads += cache.heads[h].stand_ins > 0 ? 1 : 0; }
-    return cache.layout.stand_in_run < cache.layout.rungs ? heads * channel_bytes(cache.layout.dims, index_t{sizeof(T)})
-                                                          : 0;
+    cache_layout const& layout = cache.layout;
+    bool const coded           = layout.stand_in_run < layout.rungs;
+    index_t const beside       = channels && coded ? channel_bytes(layout.dims, index_t{sizeof(T)}) : 0;
+    index_t bytes              = 0;
+    for (index_t h = 0; h < layout.heads; ++h)
+    {
+        index_t const count = cache.heads[h].stand_ins;
+        bytes += count > 0 ? count * layout.stand_in_bytes(index_t{sizeof(T)}) + beside : 0;
+    }
+    return bytes;
 }
 
 /// For every rung of one cache the rung of another that is stored alike; the other's number of rungs if there is none.
@@ -148,8 +145,7 @@ struct stored_slots
     }
 
     /// Calls body(begin, end, choice) for the slots of each run of head h.
-    template <class Body>
-    MDKV_HD constexpr void for_runs(index_t h, Body const& body) const
+    MDKV_HD constexpr void for_runs(index_t h, auto const& body) const
     {
         index_t begin = 0;
         for (std::size_t i = 0; i < most_runs(cache.layout); ++i)
@@ -185,8 +181,7 @@ struct mask_losses
     stored_slots<T, S> by_slot;
     view<float, 2, S> loss; // [R, all tokens]
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         by_slot.for_runs(h, [&](index_t from, index_t end, auto const& can) {
             index_t const begin = by_slot.begin(h);
@@ -217,8 +212,7 @@ struct settle_rungs
     bool as_stored;
     view<index_t, 2, S> counts; // [H, R+2]  the last column receives the number of tokens that stay
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         index_t stay = 0;
         by_slot.for_runs(h, [&](index_t from, index_t end, auto const& can) {
@@ -260,8 +254,7 @@ struct carry_over
     }
     [[nodiscard]] index_t items() const { return by_slot.layout.heads * each(); }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const h    = item / each();
         index_t const slot = item % each();

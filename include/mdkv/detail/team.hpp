@@ -3,21 +3,13 @@
 
 #include <mdkv/core/ground.hpp>
 
-// A job is an object: its operands, and its body, which is written once for every backend:
+// A job is a trivially copyable object: its operands, and its body, which is written once for every backend (an example:
+// docs/backends.md). It has a `name`, `threads` of a GPU's block (256 if left out), `scratch_bytes()` of one team (none if left
+// out), and the body `MDKV_HD void operator()(team auto const& t, index_t item) const`.
 //
-//   struct weigh
-//   {
-//       static constexpr char const* name = "allocate_weigh";
-//       static constexpr int threads      = 256;                        // threads of a GPU's block; 256 if left out
-//       ...operands: views, pointers, numbers; trivially copyable...
-//       index_t scratch_bytes() const;                                  // scratch of one team; left out if it needs none
-//       template <team Team> MDKV_HD void operator()(Team const& t, index_t item) const;
-//   };
-//   run(on, weigh{...}, items); // one team an item; asynchronous on a GPU's stream
-//
-// `run(backend, job, items)` is a backend's other primitive, found by argument-dependent lookup, with
-// `fetch(backend, from, to, n)`, which copies to the host and waits on a GPU. All members of a team call `sync`, `sum`,
-// `largest` and `prefix` together. Work within an item is shared out in steps of `lanes` neighbours:
+// `run(backend, job, items)` is a backend's other primitive, found by argument-dependent lookup: one team an item, asynchronous
+// on a GPU's stream. `fetch(backend, from, to, n)` copies to the host and waits on a GPU. All members of a team call `sync`,
+// `sum`, `largest` and `prefix` together. Work within an item is shared out in steps of `lanes` neighbours:
 //
 //   for (index_t i = t.rank() * Team::lanes; i < n; i += t.size() * Team::lanes)
 //       for (int l = 0; l < Team::lanes; ++l) ... x[i + l] ...          // a fixed count, which compilers vectorise
@@ -97,8 +89,7 @@ struct rows_share
     index_t rows;
     index_t column;
 };
-template <team Team>
-[[nodiscard]] MDKV_HD rows_share share_rows(Team const& t, index_t columns) noexcept
+[[nodiscard]] MDKV_HD rows_share share_rows(team auto const& t, index_t columns) noexcept
 {
     if (columns == 0 || t.size() < 2 * columns) { return {0, 1, t.rank()}; }
     index_t const rows = t.size() / columns;
@@ -108,13 +99,11 @@ template <team Team>
 }
 
 /// Rank and size as int, for loops over the coordinates of a token.
-template <team Team>
-[[nodiscard]] MDKV_HD constexpr int member(Team const& t) noexcept
+[[nodiscard]] MDKV_HD constexpr int member(team auto const& t) noexcept
 {
     return static_cast<int>(t.rank());
 }
-template <team Team>
-[[nodiscard]] MDKV_HD constexpr int members(Team const& t) noexcept
+[[nodiscard]] MDKV_HD constexpr int members(team auto const& t) noexcept
 {
     return static_cast<int>(t.size());
 }
@@ -126,16 +115,14 @@ template <class Job>
     else { return 256; }
 }
 
-template <class Job>
-[[nodiscard]] index_t scratch_bytes_of(Job const& job)
+[[nodiscard]] index_t scratch_bytes_of(auto const& job)
 {
     if constexpr (requires { job.scratch_bytes(); }) { return job.scratch_bytes(); }
     else { return 0; }
 }
 
 /// Runs a job that has its number of items as a member.
-template <class Backend, class Job>
-void run(Backend const& on, Job const& job)
+void run(auto const& on, auto const& job)
 {
     run(on, job, job.items());
 }
@@ -153,8 +140,7 @@ struct fill
 
     [[nodiscard]] index_t items() const noexcept { return (n + per_item - 1) / per_item; }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const end = (item + 1) * per_item < n ? (item + 1) * per_item : n;
         for (index_t i = item * per_item + t.rank(); i < end; i += t.size()) { to[i] = value; }
@@ -173,8 +159,7 @@ struct copy_rows
 
     [[nodiscard]] index_t items() const noexcept { return to.extent(2) > 0 ? to.extent(0) * to.extent(1) : 0; }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const h     = item / to.extent(1);
         index_t const i     = item % to.extent(1);
@@ -202,8 +187,7 @@ struct sum_pieces
     [[nodiscard]] MDKV_HD index_t items() const noexcept { return rows.extent(0) * rows.extent(1) * pieces(); }
     [[nodiscard]] MDKV_HD index_t room() const noexcept { return rows.extent(0) * heads * pieces(); }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const row      = item / pieces();
         index_t const l        = row / rows.extent(1);
@@ -219,8 +203,7 @@ struct sum_pieces
     }
 
     /// Sum of the rows [l, *, *], from their pieces.
-    template <team Team>
-    [[nodiscard]] MDKV_HD double total(Team const& t, index_t l) const
+    [[nodiscard]] MDKV_HD double total(team auto const& t, index_t l) const
     {
         index_t const each = heads * pieces();
         double sum         = 0;

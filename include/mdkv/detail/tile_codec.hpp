@@ -48,8 +48,7 @@ using code_word = std::conditional_t<Bytes == 4, std::uint32_t, std::uint8_t>;
 /// Goes over a group's codes in one tile, four neighbours at a time if they lie together: body(byte, first, step, count)
 /// for `count` bytes, an integral constant, that begin `byte` behind the first code. The bytes are numbers first, first +
 /// step, ... in [bytes, tile_tokens].
-template <team Team, class Body>
-MDKV_HD void for_codes(Team const& t, coded_group const& group, Body const& body)
+MDKV_HD void for_codes(team auto const& t, coded_group const& group, auto const& body)
 {
     constexpr int tile   = tile_tokens;
     int const neighbours = group.by_token ? group.width : group.bytes;
@@ -65,27 +64,6 @@ MDKV_HD void for_codes(Team const& t, coded_group const& group, Body const& body
     int i = 0;
     for (; i + 4 <= neighbours; i += 4) { go_over(i, std::integral_constant<int, 4>{}); }
     for (; i < neighbours; ++i) { go_over(i, std::integral_constant<int, 1>{}); }
-}
-
-/// Copies token i of a group's tile to token j of another's, stored alike.
-template <team Team>
-MDKV_HD void copy_codes(Team const& t, coded_group const& group, std::byte const* from, int i, coded_group const& other,
-    std::byte* to, int j)
-{
-    if (t.rank() == 0)
-    {
-        store_at(to + other.scale(j), load_at<half>(from + group.scale(i)));
-        store_at(to + other.minimum(j), load_at<half>(from + group.minimum(i)));
-    }
-    int const fours = group.by_token ? 0 : group.bytes / 4; // that lie together
-    for (int f = member(t); f < fours; f += members(t))
-    {
-        store_at(to + other.code(j, 4 * f), load_at<std::uint32_t>(from + group.code(i, 4 * f)));
-    }
-    for (int b = 4 * fours + member(t); b < group.bytes; b += members(t))
-    {
-        to[other.code(j, b)] = from[group.code(i, b)];
-    }
 }
 
 /// Writes the codes of a group's coordinates of a tile's first `count` tokens. x is used up.

@@ -4,6 +4,7 @@
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/ground.hpp>
 #include <mdkv/core/ratios.hpp>
+#include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/detail/tile_codec.hpp>
@@ -64,51 +65,42 @@ struct tile_walk
     [[nodiscard]] index_t items() const noexcept { return cache.layout.heads * (2 * strips() + 1); }
     [[nodiscard]] MDKV_HD index_t projected() const noexcept
     {
-        auto const [dim, value_dim] = cache.layout.dims;
-        return key_basis.empty() || value_basis.empty() ? 0 : dim > value_dim ? dim : value_dim;
+        return key_basis.empty() || value_basis.empty() ? 0 : cache.layout.dims.larger();
     }
     [[nodiscard]] MDKV_HD index_t channels() const noexcept
     {
-        auto const [dim, value_dim] = cache.layout.dims;
-        return !cache.layout.any_rotated() ? 0 : dim > value_dim ? dim : value_dim;
+        return cache.layout.any_rotated() ? cache.layout.dims.larger() : 0;
     }
     [[nodiscard]] index_t scratch_bytes() const noexcept { return bytes_of<scratch>(projected(), channels()); }
 
     /// Calls body(scratch, tile_ref) for each tile of the item's strip, or beside(head).
-    template <team Team, class Body, class Beside>
-    MDKV_HD void operator()(Team const& t, index_t item, Body const& body, Beside const& beside) const
+    MDKV_HD void operator()(team auto const& t, index_t item, auto const& body, auto const& beside) const
     {
         index_t const h = item / (2 * strips() + 1);
         index_t const i = item % (2 * strips() + 1);
         if (i == 2 * strips()) { return beside(h); }
-        index_t number = i / 2; // strips before it in this and later runs
-        index_t slot   = 0;     // first slot of the run
-        for (std::size_t r = 0; r < runs; ++r)
+        index_t first = i / 2 * strip; // in the run, or behind all of its strips
+        index_t slot  = 0;             // first slot of the run
+        std::size_t r = 0;
+        stored_run run;
+        for (;; ++r)
         {
-            stored_run const run = stand_ins ? run_of_head(cache, h, r) : slots_of_head(cache, h, r);
-            index_t const first  = number * strip;
-            if (first < run.tokens)
-            {
-                index_t const end = first + strip < run.tokens ? first + strip : run.tokens;
-                return go_over(t, {h, r, run.rows(i % 2 != 0), run.basis, first, 0, slot + first}, end, body);
-            }
-            number -= (run.tokens + strip - 1) / strip;
+            if (r == runs) { return; }
+            run = stand_ins ? run_of_head(cache, h, r) : slots_of_head(cache, h, r);
+            if (first < run.tokens) { break; }
+            first -= (run.tokens + strip - 1) / strip * strip;
             slot += slots_of_head(cache, h, r).tokens;
         }
-    }
-
-private:
-    template <team Team, class Body>
-    MDKV_HD void go_over(Team const& t, tile_ref ref, index_t end, Body const& body) const
-    {
+        bool const of_values = i % 2 != 0;
+        index_t const end    = first + strip < run.tokens ? first + strip : run.tokens;
+        tile_ref ref{h, r, run.rows(of_values), run.basis, first, 0, slot + first};
         carver cut = t.scratch();
         scratch const memory{cut, projected(), channels()};
-        bool const of_values  = ref.rows.by_token;
         index_t const dim     = cache.layout.dims.keys;
         index_t const rotated = ref.basis != run_basis::rotated ? 0 : of_values ? cache.layout.dims.values : dim;
         for (index_t d = t.rank(); d < rotated; d += t.size())
         {
-            auto const channel = [&](index_t i) { return matrix_at<T>(cache.arena, cache.heads[ref.h].channels, i); };
+            auto const channel = [&](index_t at) { return matrix_at<T>(cache.arena, cache.heads[h].channels, at); };
             float const scale  = of_values ? 1.0F : channel(dim + d);
             memory.mean[d]     = channel(of_values ? 2 * dim + d : d);
             memory.factor[d]   = Packs ? 1.0F / scale : scale;
@@ -121,26 +113,43 @@ private:
     }
 };
 
+/// Calls body(i, j, place) for coordinate c + j, j < n, of each token i of a plain run's tile, which lies at `place`.
+MDKV_OUTLINE MDKV_HD void for_elements(team auto const& t, tile_ref const& ref, int c, int n, auto const& body)
+{
+    std::byte* const begin = ref.rows.begin + ref.rows.coordinate(ref.first, c);
+    int const step         = ref.rows.step(ref.first);
+    int const apart        = ref.rows.by_token ? ref.rows.token_bytes : ref.rows.unit; // bytes from token to token
+    for_tokens(t, ref.count, n, [&](int i, int j) { body(i, j, begin + j * step + i * apart); });
+}
+
 /// Copies a token's stored key or value, as elements or codes, with the number of coordinates of the target run.
 template <element T, team Team>
 MDKV_HD void copy_token(Team const& t, run_rows const& from, index_t source, run_rows const& to, index_t target)
 {
-    if (to.kind == storage::plain)
+    bool const plain            = to.kind == storage::plain;
+    std::byte* const dest       = to.begin + (plain ? to.coordinate(target, 0) : to.tile(target));
+    std::byte const* const here = from.begin + (plain ? from.coordinate(source, 0) : from.tile(source));
+    for (int c = member(t); plain && c < to.coordinates; c += members(t))
     {
-        std::byte* const dest       = to.begin + to.coordinate(target, 0);
-        std::byte const* const here = from.begin + from.coordinate(source, 0);
-        index_t const step          = to.step(target);
-        index_t const own_step      = from.step(source);
-        for (int c = member(t); c < to.coordinates; c += members(t))
-        {
-            store_at(dest + c * step, load_at<T>(here + c * own_step));
-        }
-        return;
+        store_at(dest + c * to.step(target), load_at<T>(here + c * from.step(source)));
     }
-    for (int k = 0; k < to.groups(); ++k)
+    auto const i = static_cast<int>(source % tile_tokens);
+    auto const j = static_cast<int>(target % tile_tokens);
+    for (int k = 0; !plain && k < to.groups(); ++k)
     {
-        copy_codes(t, from.group(source, k), from.begin + from.tile(source), static_cast<int>(source % tile_tokens),
-            to.group(target, k), to.begin + to.tile(target), static_cast<int>(target % tile_tokens));
+        coded_group const a = from.group(source, k);
+        coded_group const b = to.group(target, k);
+        if (t.rank() == 0)
+        {
+            store_at(dest + b.scale(j), load_at<half>(here + a.scale(i)));
+            store_at(dest + b.minimum(j), load_at<half>(here + a.minimum(i)));
+        }
+        int const fours = a.by_token ? 0 : a.bytes / 4; // that lie together
+        for (int f = member(t); f < fours; f += members(t))
+        {
+            store_at(dest + b.code(j, 4 * f), load_at<std::uint32_t>(here + a.code(i, 4 * f)));
+        }
+        for (int n = 4 * fours + member(t); n < a.bytes; n += members(t)) { dest[b.code(j, n)] = here[a.code(i, n)]; }
     }
 }
 

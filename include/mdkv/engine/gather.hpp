@@ -21,8 +21,7 @@ struct gather_page_rows
     in_view<std::int32_t, 1, B> table; // [ceil(N / page_tokens)]
     out_view<T, 3, B> to;              // [H, N, D]
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t token) const
+    MDKV_HD void operator()(team auto const& t, index_t token) const
     {
         index_t const page  = table(token / pages.extent(1));
         bool const in_range = page >= 0 && page < pages.extent(0);

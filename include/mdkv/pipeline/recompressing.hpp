@@ -36,16 +36,7 @@ struct wait_at_end
 
     ~wait_at_end()
     {
-#if defined(__cpp_exceptions)
-        try
-        {
-            wait(on);
-        }
-        catch (...) // a device that has failed works on no memory any more
-        {}
-#else
-        wait(on);
-#endif
+        call_without_errors([&] { wait(on); }); // a device that has failed works on no memory any more
     }
 };
 

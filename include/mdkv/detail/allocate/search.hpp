@@ -10,10 +10,6 @@
 
 #include <cmath>
 
-// A level of the search is `weigh`, which fills a histogram of the bytes that thresholds decide (docs/method.md), and `narrow`,
-// which finds the bin of the multiplier, the next level's interval. At the multiplier itself they do the same for the ties by
-// piece, and `assign` by token.
-
 namespace MDKV_NAMESPACE::detail::dual
 {
 
@@ -24,8 +20,7 @@ struct first_over
     index_t before; ///< sum of the numbers before it
 
     /// \param x  x(i) is number i; not negative
-    template <team Team, class X>
-    [[nodiscard]] MDKV_HD static first_over find(Team const& t, index_t n, index_t left, X const& x)
+    [[nodiscard]] MDKV_HD static first_over find(team auto const& t, index_t n, index_t left, auto const& x)
     {
         index_t before = 0;
         for (index_t from = 0; from < n; from += t.size())
@@ -93,8 +88,7 @@ struct begin
     work<S> w;
     bool again;
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t limit) const
+    MDKV_HD void operator()(team auto const& t, index_t limit) const
     {
         if (t.rank() != 0) { return; }
         index_t const bytes  = w.bytes_of(limit);
@@ -125,8 +119,7 @@ struct weigh
     [[nodiscard]] index_t items() const { return w.own_pieces(); }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         piece const range          = w.own_piece(item);
         limit_search const& search = w.searches[range.limit];
@@ -156,8 +149,7 @@ struct narrow
     work<S> w;
     bool ties;
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         limit_search& search = w.searches[item];
         if (!search.goes_on(ties)) { return; }
@@ -192,8 +184,7 @@ struct assign
     [[nodiscard]] index_t items() const { return w.own_pieces(); }
     [[nodiscard]] static index_t scratch_bytes() { return index_t{sizeof(open_piece)}; }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         piece const range          = w.own_piece(item);
         limit_search const& search = w.searches[range.limit];
@@ -288,8 +279,7 @@ struct conclude
 
     [[nodiscard]] static index_t scratch_bytes() { return columns * index_t{sizeof(double)}; }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t limit) const
+    MDKV_HD void operator()(team auto const& t, index_t limit) const
     {
         limit_search& search = w.searches[limit];
         if (!search.active) { return; }

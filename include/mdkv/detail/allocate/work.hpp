@@ -15,7 +15,7 @@
 // members of `work` and `limit_search` that they write, once all sums are 0:
 //
 //     begin     searches
-//     weigh     histogram                        bytes of thresholds by bin     three times
+//     weigh     histogram                        bytes of thresholds by bin     three times (docs/method.md)
 //     narrow    search: multiplier, undecided, left; clears histogram
 //     weigh     ties                             bytes of ties by piece
 //     narrow    search: tie_piece, left
@@ -205,8 +205,7 @@ struct alignas(16) open_piece
         t.sync();
         return opened;
     }
-    template <team Team, class V>
-    MDKV_HD static void clear(Team const& t, V* x, index_t n)
+    MDKV_HD static void clear(team auto const& t, auto* x, index_t n)
     {
         for (index_t i = t.rank(); i < n; i += t.size()) { x[i] = 0; }
         t.sync();
@@ -246,8 +245,7 @@ struct neighbours
 };
 
 /// The sum of `columns` doubles, in the same order for every team; overwrites them.
-template <team Team>
-[[nodiscard]] MDKV_OUTLINE MDKV_HD double tree_sum(Team const& t, double* x)
+[[nodiscard]] MDKV_OUTLINE MDKV_HD double tree_sum(team auto const& t, double* x)
 {
     for (index_t width = columns / 2; width > 0; width /= 2)
     {
