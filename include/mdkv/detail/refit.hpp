@@ -1,4 +1,4 @@
-/// \file refit.hpp: jobs of refit: its rows, a prompt's own queries in the place of later ones, their outputs over the whole and the packed cache, and the changes of values.
+/// \file refit.hpp: jobs of refit: the outputs of its rows over the whole and the packed cache, and the changes of values.
 #pragma once
 
 #include <mdkv/core/ground.hpp>
@@ -7,57 +7,12 @@
 #include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/quantiser.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/replay/replay.hpp>
 
 #include <cmath>
 #include <concepts>
 
 namespace MDKV_NAMESPACE::detail
 {
-
-/// The rows of refit: blocks of tokens by all query heads of a KV head, a block's rows after those of the block before, by query
-/// head, then by token.
-struct refit_blocks
-{
-    index_t begin  = 0; ///< the first token of the first block
-    index_t apart  = 1; ///< tokens from one block to the next
-    index_t blocks = 0;
-    index_t last   = 0; ///< the first token of the last block
-    index_t group  = 1; ///< G
-    index_t each   = 1; ///< tokens of a block that have rows
-    index_t step   = 0; ///< tokens from one of these to the next
-
-    [[nodiscard]] constexpr index_t of_block() const noexcept { return group * each; }
-    [[nodiscard]] constexpr index_t first(index_t block) const noexcept
-    {
-        return block == blocks - 1 ? last : begin + block * apart;
-    }
-};
-
-/// Makes rows [H, R, D] of queries, times a factor, where they are and turned so that their block begins at token `end`.
-/// \param turned  [H*G, each, D]  scratch
-template <backend B, element U>
-void turn_rows(B const& on, refit_blocks const& shape, in_view<U, 3, B> queries, index_t end,
-    rotary_encoding<B> const& encoding, float factor, out_view<U, 3, B> turned, out_view<float, 3, B> own,
-    out_view<float, 3, B> later)
-{
-    for (index_t b = 0; b < shape.blocks; ++b)
-    {
-        auto const here = slice<1>(queries, b * shape.each, shape.each);
-        advance(on, here, end - shape.first(b), encoding, turned);
-        for (index_t g = 0; g < shape.group; ++g)
-        {
-            auto const widen_to = [&](in_view<U, 3, B> const& from, out_view<float, 3, B> const& to) {
-                in_view<U, 3, B> const of_head{after(from.data_handle(), g * from.stride(0)),
-                    {to.extent(0), shape.each, from.extent(2)}, {shape.group * from.stride(0), from.stride(1), 1}};
-                auto const rows = slice<1>(to, b * shape.of_block() + g * shape.each, shape.each);
-                run(on, convert_rows<B, U>{of_head, factor, rows});
-            };
-            widen_to(here, own);
-            widen_to(as_input(turned), later);
-        }
-    }
-}
 
 /// Softmaxes of rows over the keys that they saw so far: outputs are to be divided by the sums.
 template <backend B>
@@ -86,7 +41,8 @@ struct soften_rows
     row_states<B> states;
     in_view<index_t, 1, B> counts; // [H]  keys of each head; or empty: all
     index_t from;                  // number of the first key
-    refit_blocks shape;            // row r of a block sees keys up to its own, (r % each) * step; step 0: all
+    index_t each = 1;              // row r of a block sees keys up to its own, (r % each) * step
+    index_t step = 0;              // 0: all
 
     [[nodiscard]] index_t items() const noexcept { return logits.extent(0) * logits.extent(1); }
 
@@ -98,9 +54,7 @@ struct soften_rows
         index_t const r     = item % logits.extent(1);
         float* const x      = logits.row(h, r);
         auto const keys     = static_cast<int>(logits.extent(2));
-        index_t const last  = shape.step > 0   ? r % shape.each * shape.step + 1
-                              : counts.empty() ? from + keys
-                                               : counts(h);
+        index_t const last  = step > 0 ? r % each * step + 1 : counts.empty() ? from + keys : counts(h);
         auto const seen     = static_cast<int>(last - from < keys ? last - from : keys);
         float const before  = states.largest(h, r);
         float part[std::size_t{lanes}];
@@ -129,21 +83,6 @@ struct soften_rows
         states.largest(h, r) = top;
     }
 };
-
-/// Takes more keys and values into rows' states. See soften_rows.
-/// \param logits  [H, R, panel_depth] or more  scratch
-template <backend B, element T>
-void attend_more(B const& on, in_view<float, 3, B> rows, in_view<T, 3, B> keys, in_view<T, 3, B> values,
-    in_view<index_t, 1, B> counts, refit_blocks const& shape, out_view<float, 3, B> logits, row_states<B> const& states)
-{
-    for_pieces(keys.extent(1), [&](index_t at, index_t count) {
-        auto const here = slice<2>(slice<1>(logits, 0, rows.extent(1)), 0, count);
-        multiply<B, T, float>(on, {rows}, {slice<1>(keys, at, count)}, {here}, {counts, at});
-        run(on, soften_rows<B>{here, states, counts, at, shape});
-        multiply<B, T, float>(on, {as_input(here)}, {slice<1>(values, at, count), true},
-            {.to = states.outputs, .add = true, .factors = as_input(states.factors)}, {counts, at, true});
-    });
-}
 
 /// Finds what rows' outputs over the packed cache lack to those over the whole one. The largest logits of the packed cache become
 /// log-sum-exps, so that weights that soften_rows makes from then on are the rows' attention. An item is a row of a head.

@@ -12,6 +12,7 @@
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/unpack.hpp>
 #include <mdkv/replay/leverage.hpp>
+#include <mdkv/replay/replay.hpp>
 
 #include <type_traits>
 
@@ -119,10 +120,11 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     index_t const Q     = queries.extent(1);
     expects(H == 0 || (Q >= 2 * each && Q % each == 0), "refit: queries [H*G, Q, D] has Q = ", Q,
         "; it must be a multiple of the ", each, " rows of a block, for two blocks or more");
-    refit_blocks const shape{options.first, part.apart, Q / each, all - part.span, group, each, part.step(group)};
-    index_t const end = options.first + (shape.blocks - 2) * part.apart + part.span;
-    expects(options.first >= 0 && (H == 0 || end <= shape.last), "refit: first is ", options.first, "; the ",
-        shape.blocks - 1, " blocks from there on must end before the last ", part.span, " of ", all, " tokens");
+    index_t const blocks = Q / each;
+    index_t const last   = all - part.span; // the first token of the last block
+    index_t const end    = options.first + (blocks - 2) * part.apart + part.span;
+    expects(options.first >= 0 && (H == 0 || end <= last), "refit: first is ", options.first, "; the ", blocks - 1,
+        " blocks from there on must end before the last ", part.span, " of ", all, " tokens");
     checks{on, "refit"}
         .rows("queries", queries, {query_heads, Q, D}, "H*G,Q,D")
         .rows("keys", keys, {H, all, D}, "H,N+W,D")
@@ -131,8 +133,8 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
         .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
         .out("changed", changed, {H, N, Dv}, "H,N,Dv");
     if (H == 0) { return; }
-    index_t const of_block = shape.of_block();
-    index_t const R        = shape.blocks * of_block;
+    index_t const of_block = group * each; // rows: by query head, then by token
+    index_t const R        = blocks * of_block;
     index_t const fitting  = R - of_block;
     index_t const most     = all + options.stand_ins;
     index_t const strip    = most < 2048 ? (most + 15) / 16 * 16 : 2048; // tokens whose weights are at hand
@@ -160,21 +162,52 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     auto const mended   = scratch_view<float>(on, frame, H, of_block, Dv);
     auto const factors  = scratch_view<float>(on, frame, H);
     float const factor  = scale_in_base_two(options.scale, D);
-    turn_rows<B, U>(on, shape, queries, all, options.encoding, factor, turned, own, later);
+    auto const begin_of = [&](index_t b) { return b == blocks - 1 ? last : options.first + b * part.apart; };
+    for (index_t b = 0; b < blocks; ++b)
+    {
+        auto const here = slice<1>(queries, b * each, each);
+        advance(on, here, all - begin_of(b), options.encoding, turned); // a row's block begins behind the prompt
+        for (index_t g = 0; g < group; ++g)
+        {
+            auto const widen_to = [&](in_view<U, 3, B> const& from, out_view<float, 3, B> const& to) {
+                in_view<U, 3, B> const of_head{after(from.data_handle(), g * from.stride(0)), {H, each, D},
+                    {group * from.stride(0), from.stride(1), 1}};
+                run(on, convert_rows<B, U>{of_head, factor, slice<1>(to, b * of_block + g * each, each)});
+            };
+            widen_to(here, own);
+            widen_to(as_input(turned), later);
+        }
+    }
     unpack_rows(on, cache, stored_keys, stored_values, stored);
     run(on, sort_slots<B>{rungs, positions, first}, H);
     run(on, count_fitted<B>{as_input(first), kept, static_cast<index_t>(layout.full_rung), fitted}, H);
+    using rows = in_view<float, 3, B>;
+    // Weights of rows for the keys from number `from` on, which their states take in.
+    auto const weigh = [&](rows const& of, in_view<T, 3, B> const& k, index_t from,
+                           in_view<index_t, 1, B> const& counts, index_t step, row_states<B> const& states) {
+        auto const here = slice<2>(slice<1>(weights, 0, of.extent(1)), 0, k.extent(1));
+        multiply<B, T, float>(on, {of}, {k}, {here}, {counts, from});
+        run(on, soften_rows<B>{here, states, counts, from, each, step});
+        return as_input(here);
+    };
+    auto const attend_more = [&](rows const& of, in_view<T, 3, B> const& k, in_view<T, 3, B> const& v,
+                                 in_view<index_t, 1, B> const& counts, index_t step, row_states<B> const& states) {
+        for_pieces(k.extent(1), [&](index_t at, index_t count) {
+            rows const here = weigh(of, slice<1>(k, at, count), at, counts, step, states);
+            multiply<B, T, float>(on, {here}, {slice<1>(v, at, count), true},
+                {.to = states.outputs, .add = true, .factors = as_input(states.factors)}, {counts, at, true});
+        });
+    };
     auto const attend = [&](in_view<T, 3, B> const& k, in_view<T, 3, B> const& v, in_view<index_t, 1, B> const& counts,
                             row_states<B> const& states) {
-        run(on, fill<float>{states.outputs.data_handle(), 0.0F, H * R * states.outputs.extent(2)});
+        run(on, fill<float>{states.outputs.data_handle(), 0.0F, H * R * Dv});
         run(on, fill<float>{states.sums.data_handle(), 0.0F, H * R});
         run(on, fill<float>{states.largest.data_handle(), -1e30F, H * R}); // below any logit
-        attend_more<B, T>(on, as_input(later), k, v, counts, {}, weights, states);
-        for (index_t b = 0; b < shape.blocks; ++b) // keys of each row's own block, up to its own
+        attend_more(as_input(later), k, v, counts, 0, states);
+        for (index_t b = 0; b < blocks; ++b) // keys of each row's own block, up to its own
         {
-            attend_more<B, T>(on, as_input(slice<1>(own, b * of_block, of_block)),
-                slice<1>(keys, shape.first(b), part.span), slice<1>(values, shape.first(b), part.span), {}, shape,
-                weights, states.rows(b * of_block, of_block));
+            attend_more(as_input(slice<1>(own, b * of_block, of_block)), slice<1>(keys, begin_of(b), part.span),
+                slice<1>(values, begin_of(b), part.span), {}, part.step(group), states.rows(b * of_block, of_block));
         }
     };
     attend(keys, values, {}, whole);
@@ -185,18 +218,15 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
         for (index_t from = 0; from < most; from += strip)
         {
             index_t const count = most - from < strip ? most - from : strip;
-            auto const here     = slice<2>(weights, 0, count);
             if (from != at_hand)
             {
-                multiply<B, T, float>(on, {as_input(later)}, {as_input(slice<1>(stored_keys, from, count))}, {here},
-                    {as_input(fitted), from});
-                run(on, soften_rows<B>{here, packed, as_input(fitted), from, {}});
+                weigh(as_input(later), slice<1>(stored_keys, from, count), from, as_input(fitted), 0, packed);
             }
-            at_hand = from;
-            body(from, count, as_input(slice<1>(here, 0, fitting)), as_input(slice<1>(here, fitting, of_block)));
+            at_hand         = from;
+            rows const here = slice<2>(weights, 0, count);
+            body(from, count, slice<1>(here, 0, fitting), slice<1>(here, fitting, of_block));
         }
     };
-    using rows = in_view<float, 3, B>;
     for_strips([&](index_t from, index_t, rows const& fit, rows const&) {
         multiply<B, float, double>(
             on, {fit}, {fit}, {.to = gram, .add = from > 0, .mirror = true}, {as_input(fitted), from, true});
