@@ -93,8 +93,7 @@ int main()
     bool same       = true;
     for (index_t l = 0; l < L; ++l)
     {
-        auto const& cache = caches[static_cast<std::size_t>(l)];
-        same              = same && sums_over(on, kept.layer(l)) == sums_over(on, cache.view());
+        same = same && sums_over(on, kept.layer(l)) == sums_over(on, caches[static_cast<std::size_t>(l)].view());
     }
     std::printf("%td tokens in arenas of %td bytes, %td in tails; the file's %zu bytes attend %s\n", N, held, decoded,
         size, same ? "alike" : "DIFFERENTLY");

@@ -62,7 +62,7 @@ tensor<double, 3> gram_on_gpu(tensor<T, 3> const& x, tensor<double, 3> const& be
 {
     device_tensor<T, 3> const samples{x};
     device_tensor<double, 3> gram{before};
-    support::run_on_device([&](gpu::backend const& on) { accumulate_gram(on, samples.in(), gram.out()); });
+    support::run_on_device([&](gpu::backend const& on) { mdkv::detail::accumulate_gram(on, samples.in(), gram.out()); });
     return gram.host();
 }
 
@@ -77,7 +77,7 @@ template <class T>
 tensor<double, 3> gram_on_cpu(tensor<T, 3> const& x)
 {
     tensor<double, 3> gram = zeros(x.extent(0), x.extent(2));
-    support::run([&](host const& on) { mdkv::accumulate_gram(on, x.in(), gram.out()); });
+    support::run([&](host const& on) { mdkv::detail::accumulate_gram(on, x.in(), gram.out()); });
     return gram;
 }
 
@@ -90,10 +90,11 @@ struct fitted
 fitted eigen_on_gpu(tensor<double, 3> const& gram, placement how = {})
 {
     index_t const dim = gram.extent(1);
-    device_tensor<double, 3> const from{gram};
+    device_tensor<double, 3> from{gram};
     device_tensor<float, 3> basis{{gram.extent(0), dim, dim}, how};
     device_tensor<float, 2> energy{{gram.extent(0), dim}, {.slack = how.slack}};
-    support::run_on_device([&](gpu::backend const& on) { eigenbasis(on, from.in(), basis.out(), energy.out()); });
+    support::run_on_device(
+        [&](gpu::backend const& on) { mdkv::detail::eigenbasis(on, from.out(), basis.out(), energy.out()); });
     return {basis.host(), energy.host()};
 }
 
@@ -108,11 +109,12 @@ fitted fit_on_gpu(tensor<T, 3> const& x)
     return {basis.host(), energy.host()};
 }
 
-fitted eigen_on_cpu(tensor<double, 3> const& gram)
+fitted eigen_on_cpu(tensor<double, 3> const& of)
 {
-    index_t const dim = gram.extent(1);
+    tensor<double, 3> gram = of.relaid({});
+    index_t const dim      = gram.extent(1);
     fitted f{tensor<float, 3>{{gram.extent(0), dim, dim}}, tensor<float, 2>{{gram.extent(0), dim}}};
-    support::run([&](host const& on) { mdkv::eigenbasis(on, gram.in(), f.basis.out(), f.energy.out()); });
+    support::run([&](host const& on) { mdkv::detail::eigenbasis(on, gram.out(), f.basis.out(), f.energy.out()); });
     return f;
 }
 
@@ -222,7 +224,7 @@ TEST_CASE("the Gram matrix on the GPU is summed in parts and over chunks to that
         for (index_t first = 0; first < count; first += 1500)
         {
             auto const chunk = slice<1>(samples.in(), first, std::min<index_t>(1500, count - first));
-            support::run_on_device([&](gpu::backend const& on) { accumulate_gram(on, chunk, gram.out()); });
+            support::run_on_device([&](gpu::backend const& on) { mdkv::detail::accumulate_gram(on, chunk, gram.out()); });
         }
         tensor<double, 3> const parts = gram.host();
         worst_error error;
@@ -310,7 +312,7 @@ TEST_CASE("a Gram matrix that is not finite spoils its own head's energies on th
     }
 }
 
-TEST_CASE("fit_basis on the GPU is accumulate_gram from zero and eigenbasis, bit for bit")
+TEST_CASE("fit_basis on the GPU has the eigenvectors of the Gram matrix, bit for bit")
 {
     tensor<bfloat16, 3> const x  = samples_of<bfloat16>(2, 70, 40);
     fitted const whole           = fit_on_gpu(x);

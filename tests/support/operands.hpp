@@ -64,10 +64,6 @@ inline double below_five(source& random, std::span<index_t const>)
 {
     return static_cast<double>(random.below(5));
 }
-inline double positive_definite(source&, std::span<index_t const> at)
-{
-    return at[1] == at[2] ? 2.0 + static_cast<double>(at[1]) : 1.0 / static_cast<double>(1 + at[1] + at[2]);
-}
 template <int X>
 double all(source&, std::span<index_t const>)
 {

@@ -145,14 +145,6 @@ stage compressed(preset chosen)
 }
 
 std::vector<stage> const table{
-    {"accumulate_gram", "D", {rows("samples", "H,S,D"), out_of<double>("gram", "H,D,D")},
-        [](host const& on, arguments const& x) { accumulate_gram(on, x.rows("samples"), x.out<double, 3>("gram")); }},
-    {"eigenbasis", "D",
-        {in_of<double>("gram", "H,D,D", positive_definite), out_of<float>("basis", "H,D,D"),
-            out_of<float>("energy", "H,D")},
-        [](host const& on, arguments const& x) {
-            eigenbasis(on, x.in<double, 3>("gram"), x.out<float, 3>("basis"), x.out<float, 2>("energy"));
-        }},
     {"fit_basis", "D", {rows("samples", "H,S,D"), out_of<float>("basis", "H,D,D"), out_of<float>("energy", "H,D")},
         [](host const& on, arguments const& x) {
             fit_basis(on, x.rows("samples"), x.out<float, 3>("basis"), x.out<float, 2>("energy"));

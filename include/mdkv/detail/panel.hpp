@@ -2,6 +2,8 @@
 #pragma once
 
 #include <mdkv/core/ground.hpp>
+#include <mdkv/core/workspace.hpp>
+#include <mdkv/detail/check.hpp>
 #include <mdkv/detail/columns.hpp>
 #include <mdkv/detail/team.hpp>
 
@@ -170,6 +172,21 @@ void multiply(B const& on, panel_vectors<B, float> const& rows, panel_vectors<B,
         put.add     = true;
         put.factors = {};
         tokens.from += tokens.summed ? count : 0;
+    });
+}
+
+/// Adds every head's uncentred second moment X'X of samples [H, S, D] to `gram` [H, D, D], both triangles: the chunks of a prompt
+/// sum to the whole prompt.
+template <backend B, element T>
+void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
+{
+    workspace::frame frame{*on.scratch};
+    auto const widened = scratch_view<float>(on, frame, samples.extent(0), panel_depth, samples.extent(2));
+    for_pieces(samples.extent(1), [&](index_t at, index_t count) {
+        auto const part = slice<1>(samples, at, count);
+        auto const rows = slice<1>(widened, 0, count);
+        run(on, convert_rows<B, T>{part, 1.0F, rows});
+        multiply<B, T, double>(on, {as_input(rows), true}, {part, true}, {.to = gram, .add = true, .mirror = true});
     });
 }
 

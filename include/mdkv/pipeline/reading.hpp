@@ -12,12 +12,13 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/cache_owner.hpp>
 #include <mdkv/detail/check.hpp>
+#include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/read_tokens.hpp>
-#include <mdkv/detail/slot_losses.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
 #include <mdkv/pipeline/measure.hpp>
+#include <mdkv/pipeline/slot_losses.hpp>
 #include <mdkv/pipeline/steps.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/prompt.hpp>
@@ -25,7 +26,6 @@
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/stages/allocate.hpp>
-#include <mdkv/stages/basis.hpp>
 #include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/pool.hpp>
 
@@ -195,7 +195,6 @@ struct reader_work
         index_t const D = shape.dims.keys;
         workspace::frame frame{*on.scratch};
         auto const keys     = scratch_view<T>(on, frame, H, n, D);
-        auto const all      = scratch_view<double>(on, frame, H, D, D);
         auto const gram     = scratch_view<double>(on, frame, H, D, D);
         auto const whitener = scratch_view<float>(on, frame, H, D, D);
         row_totals<B> const mass{
@@ -205,11 +204,9 @@ struct reader_work
         run(on, fill<leverage_sum>{leverages.data_handle(), 0, n});
         for (index_t l = 0; l < L; ++l)
         {
-            run(on, copy_rows<B, double>{as_input(item_of(grams, l)), all});
-            add_chunk(on, l, all, keys);
-            run(on, copy_rows<B, double>{as_input(all), gram});
-            run(on, whiten<B>{gram, whitener}, H);
-            run(on, add_leverage_mass<B>{as_input(all), as_input(whitener), mass.pieces.sums + l * H}, H);
+            run(on, copy_rows<B, double>{as_input(item_of(grams, l)), gram});
+            add_chunk(on, l, gram, keys);
+            run(on, whiten<B>{.gram = gram, .whitener = whitener, .mass = mass.pieces.sums + l * H}, H);
             add_leverages(on, as_input(keys), as_input(whitener), leverages);
         }
         // The factor's limit is that of `balance` for the whole prompt.

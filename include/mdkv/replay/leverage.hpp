@@ -6,7 +6,6 @@
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/panel.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/stages/basis.hpp>
 
 #include <cmath>
 
@@ -36,13 +35,6 @@ inline constexpr leverage_sum non_finite_leverage = leverage_sum{1} << 52;
 {
     return sum >= 0 && sum < non_finite_leverage ? static_cast<float>(static_cast<double>(sum) / leverage_units)
                                                  : __builtin_nanf("");
-}
-
-/// The sum of both; with a leverage that is not finite it stays `non_finite_leverage`.
-[[nodiscard]] MDKV_HD constexpr leverage_sum sum_of_leverages(leverage_sum a, leverage_sum b) noexcept
-{
-    bool const finite = a >= 0 && a < non_finite_leverage && b >= 0 && b < non_finite_leverage;
-    return finite ? a + b : non_finite_leverage;
 }
 
 namespace detail
@@ -85,6 +77,7 @@ struct whiten
     out_view<float, 3, B> whitener;  // [H, D, D]  the rows of W, zeros beyond the diagonal
     double ridge = 1e-3;             // lambda, in units of the trace over a head's count
     in_view<index_t, 1, B> counts{}; // [H]  or empty: D
+    double* mass = nullptr;          // [H]  or null: sums of the leverages of all rows of X
 
     template <team Team>
     MDKV_HD void operator()(Team const& t, index_t h) const
@@ -100,6 +93,7 @@ struct whiten
         t.sync();
         // No pivot of a matrix that is G + lambda I without rounding is below lambda.
         eliminate(t, gram, h, lambda);
+        double squares = 0;
         for (index_t i = share.row; i < dim; i += share.rows)
         {
             // The unit is 0 if all keys are 0, and NaN if an energy is non-finite.
@@ -107,13 +101,18 @@ struct whiten
             double const unit  = pivot == 0 ? 0.0 : 1 / sqrt(pivot) + 0 * lambda;
             for (index_t j = share.column; j < dim; j += t.size())
             {
-                whitener(h, i, j) = j > i ? 0.0F : static_cast<float>(j == i ? unit : unit * gram(h, i, j));
+                float const w     = j > i ? 0.0F : static_cast<float>(j == i ? unit : unit * gram(h, i, j));
+                whitener(h, i, j) = w;
+                squares += double{w} * double{w};
             }
         }
+        if (mass == nullptr) { return; }
+        squares = t.sum(squares); // the trace of G (G + lambda I)^-1 is D - lambda |W|^2
+        if (t.rank() == 0) { mass[h] = lambda == 0 ? 0.0 : static_cast<double>(dim) - lambda * squares; }
     }
 };
 
-/// Adds up |W x|^2, each rounded to a unit, over the heads. An item is a stretch of tokens.
+/// Adds up |W x|^2, each rounded to a unit, over the heads; a sum that is not finite stays. An item is a stretch of tokens.
 template <backend B>
 struct add_squares
 {
@@ -144,7 +143,8 @@ struct add_squares
                 }
                 for (int l = 0; l < lanes && i + l < end; ++l)
                 {
-                    sums(i + l) = sum_of_leverages(sums(i + l), leverage_sum_of(square[l]));
+                    leverage_sum const sum = sums(i + l) + leverage_sum_of(square[l]);
+                    sums(i + l)            = sum < non_finite_leverage ? sum : non_finite_leverage;
                 }
             }
         }
@@ -194,7 +194,7 @@ void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<leverage_sum, 1, 
     auto const gram     = detail::scratch_view<double>(on, frame, heads, dim, dim);
     auto const whitener = detail::scratch_view<float>(on, frame, heads, dim, dim);
     run(on, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
-    accumulate_gram(on, keys, gram);
+    detail::accumulate_gram(on, keys, gram);
     run(on, detail::whiten<B>{gram, whitener}, heads);
     detail::add_leverages(on, keys, as_input(whitener), sums);
 }

@@ -32,9 +32,8 @@ struct eigenvectors
     static constexpr double infinite  = std::numeric_limits<double>::infinity();
     static constexpr double unknown   = std::numeric_limits<double>::quiet_NaN();
 
-    view<double const, 3, S> gram;
-    view<double, 3, S> factor; // [H, D, D]  scratch
-    view<float, 3, S> rows;    // [H, D, padded D]  scratch
+    view<double, 3, S> gram; // overwritten
+    view<float, 3, S> rows;  // [H, D, padded D]  scratch
     view<float, 3, S> basis;
     view<float, 2, S> energy;
 
@@ -95,9 +94,10 @@ private:
         {
             for (index_t k = t.rank(); k < n; k += t.size())
             {
-                factor(head, i, k) = by > 0 ? gram(head, i, k) * by : 0;
+                double& x = gram(head, i, k);
+                x         = by > 0 ? x * by : 0;
+                if (k == i) { mine.square[i] = x; }
             }
-            if (t.rank() == 0) { mine.square[i] = by > 0 ? gram(head, i, i) * by : 0; }
         }
         t.sync();
         auto const share = share_rows(t, n);
@@ -108,7 +108,7 @@ private:
             double const square     = mine.square[pivot];
             bool const whole        = square > least;
             double const root       = sqrt(whole ? square : least);
-            double const* const top = factor.row(head, pivot);
+            double const* const top = gram.row(head, pivot);
             for (index_t j = t.rank(); j < rows.extent(2); j += t.size())
             {
                 bool const left  = whole && j < n && mine.square[j] >= 0;
@@ -122,7 +122,7 @@ private:
             }
             for (index_t i = share.row; whole && i < n; i += share.rows)
             {
-                double* const row     = factor.row(head, i);
+                double* const row     = gram.row(head, i);
                 double const multiple = top[i] / square;
                 for (index_t j = share.column; i != pivot && j < n; j += t.size()) { row[j] -= multiple * top[j]; }
             }
@@ -247,90 +247,32 @@ private:
     }
 };
 
+/// Eigenvectors and energies of every head's Gram matrix, which is overwritten.
+template <backend B>
+void eigenbasis(B const& on, out_view<double, 3, B> gram, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
+{
+    using job = eigenvectors<B::memory_space>;
+    workspace::frame frame{*on.scratch};
+    auto const rows = scratch_view<float>(on, frame, gram.extent(0), gram.extent(2), job::padded(gram.extent(2)));
+    run(on, job{gram, rows, basis, energy}, gram.extent(0));
+}
+
 } // namespace detail
 
-/// Adds every head's uncentred second moment X'X to `gram`: the chunks of a prompt sum to the whole prompt.
-///
-/// \param on               backend: threads, scratch
-/// \param[in]     samples  [H, S, D]  keys (after position encoding) or values of one layer; S may be 0
-/// \param[in,out] gram     [H, D, D]  sum over the samples seen so far, both triangles; start from zeros
-/// \pre    D >= 1; samples are finite (a NaN or infinity spoils every direction; see `expects_finite`)
-/// \cost   O(H*S*D*D) multiply-adds, samples read once; scratch O(H*D*D)
-/// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads; float products, double sums over blocks
-/// \throws invalid_argument        a shape disagrees, an output overlaps (nothing was changed)
-/// \see    tests/unit/stages/basis.cpp, docs/numerics.md
-template <backend B, element T>
-void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
-{
-    index_t const heads = samples.extent(0);
-    index_t const dim   = samples.extent(2);
-    expects(heads == 0 || dim >= 1, "accumulate_gram: samples [H, S, D] has D = 0");
-    detail::checks{on, "accumulate_gram"}
-        .rows("samples", samples, {heads, samples.extent(1), dim}, "H,S,D")
-        .out("gram", gram, {heads, dim, dim}, "H,D,D");
-    workspace::frame frame{*on.scratch};
-    auto const widened = detail::scratch_view<float>(on, frame, heads, detail::panel_depth, dim);
-    detail::for_pieces(samples.extent(1), [&](index_t at, index_t count) {
-        auto const part = slice<1>(samples, at, count);
-        auto const rows = slice<1>(widened, 0, count);
-        run(on, detail::convert_rows<B, T>{part, 1.0F, rows});
-        detail::multiply<B, T, double>(
-            on, {as_input(rows), true}, {part, true}, {.to = gram, .add = true, .mirror = true});
-    });
-}
-
-/// Eigenvectors of every head's Gram matrix, strongest first.
-///
-/// \param on           backend
-/// \param[in]  gram    [H, D, D]  symmetric, non-negative definite up to rounding
-/// \param[out] basis   [H, D, D]  orthonormal rows: row i is the direction of the i-th largest energy; always complete
-/// \param[out] energy  [H, D]     eigenvalues, non-increasing, clamped at 0
-/// \pre    gram is finite
-/// \cost   O(H*D^3); scratch O(H*D*D)
-/// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
-/// \throws invalid_argument   a shape disagrees, an output overlaps, or a Gram matrix is not finite (before anything is
-///                            changed), naming the head. The gpu does not refuse the last: it gives that head unit vectors and
-///                            energies that are NaN.
-/// \see    tests/unit/stages/basis.cpp, docs/numerics.md
-template <backend B>
-void eigenbasis(B const& on, in_view<double, 3, B> gram, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
-{
-    index_t const heads = gram.extent(0);
-    index_t const dim   = gram.extent(2);
-    expects(heads == 0 || dim >= 1, "eigenbasis: gram [H, D, D] has D = 0");
-    detail::checks{on, "eigenbasis"}
-        .in("gram", gram, {heads, dim, dim}, "H,D,D")
-        .out("basis", basis, {heads, dim, dim}, "H,D,D")
-        .out("energy", energy, {heads, dim}, "H,D");
-    using job = detail::eigenvectors<B::memory_space>;
-    for (index_t h = 0; B::memory_space == space::host && h < heads; ++h)
-    {
-        for (index_t i = 0; i < dim * dim; ++i)
-        {
-            expects(std::isfinite(gram(h, i / dim, i % dim)), "eigenbasis: gram of head ", h, " is not finite at (",
-                i / dim, ", ", i % dim, ")");
-        }
-    }
-    workspace::frame frame{*on.scratch};
-    auto const factor = detail::scratch_view<double>(on, frame, heads, dim, dim);
-    auto const rows   = detail::scratch_view<float>(on, frame, heads, dim, job::padded(dim));
-    run(on, job{gram, factor, rows, basis, energy}, heads);
-}
-
-/// The PCA basis of every head: accumulate_gram from zero, then eigenbasis.
+/// The PCA basis of every head: the eigenvectors of its uncentred second moment X'X, strongest first.
 ///
 /// \param on            backend: threads, scratch
 /// \param[in]  samples  [H, S, D]  keys (after position encoding) or values; S < D is completed to a whole basis
-/// \param[out] basis    [H, D, D]  orthonormal rows, strongest first
+/// \param[out] basis    [H, D, D]  orthonormal rows: row i is the direction of the i-th largest energy
 /// \param[out] energy   [H, D]     non-increasing sums of squares along the rows, >= 0
-/// \pre    samples are finite
+/// \pre    D >= 1; samples are finite (see `expects_finite`)
 /// \cost   O(H*S*D*D + H*D^3), samples read once; scratch O(H*D*D)
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; signs of directions are arbitrary
-/// \throws invalid_argument        see accumulate_gram and eigenbasis
-/// \see    tests/unit/stages/basis.cpp
+/// \throws invalid_argument   a shape disagrees, an output overlaps, or a square is not finite (before anything is changed),
+///                            naming the head. The gpu does not refuse the last: it gives that head unit vectors and energies
+///                            that are NaN.
+/// \see    tests/unit/stages/basis.cpp, docs/numerics.md
 template <backend B, element T>
 void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
 {
@@ -344,8 +286,13 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
     workspace::frame frame{*on.scratch};
     auto const gram = detail::scratch_view<double>(on, frame, heads, dim, dim);
     run(on, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
-    accumulate_gram(on, samples, gram);
-    eigenbasis(on, as_input(gram), basis, energy);
+    detail::accumulate_gram(on, samples, gram);
+    for (index_t i = 0; B::memory_space == space::host && i < heads * dim; ++i)
+    {
+        expects(std::isfinite(gram(i / dim, i % dim, i % dim)), "fit_basis: samples of head ", i / dim,
+            " are not finite, or their squares are not");
+    }
+    detail::eigenbasis(on, gram, basis, energy);
 }
 
 } // namespace MDKV_NAMESPACE

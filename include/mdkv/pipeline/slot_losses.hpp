@@ -120,33 +120,4 @@ struct keep_losses
     }
 };
 
-/// Adds the sum of the leverages of all rows of each head's Gram matrix G: the trace of G (G + lambda I)^-1, which is
-/// D - lambda |W|^2 with the whitener W. An item is a head.
-template <backend B>
-struct add_leverage_mass
-{
-    static constexpr char const* name = "reader_leverage_mass";
-    static constexpr int threads      = 128;
-
-    in_view<double, 3, B> gram;    // [H, D, D]
-    in_view<float, 3, B> whitener; // [H, D, D]
-    double* mass;                  // [H]
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
-    {
-        index_t const dim = gram.extent(1);
-        double energy     = 0;
-        double squares    = 0;
-        for (index_t i = t.rank(); i < dim; i += t.size())
-        {
-            energy += gram(h, i, i);
-            for (index_t j = 0; j < dim; ++j) { squares += double{whitener(h, i, j)} * double{whitener(h, i, j)}; }
-        }
-        double const lambda = 1e-3 * t.sum(energy) / static_cast<double>(dim);
-        squares             = t.sum(squares);
-        if (t.rank() == 0) { mass[h] = lambda == 0 ? 0.0 : static_cast<double>(dim) - lambda * squares; }
-    }
-};
-
 } // namespace MDKV_NAMESPACE::detail
