@@ -17,7 +17,6 @@
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/replay.hpp>
-#include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/basis.hpp>
 #include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/pool.hpp>

@@ -16,7 +16,6 @@
 #include <mdkv/detail/read_tokens.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
-#include <mdkv/engine/finite.hpp>
 #include <mdkv/pipeline/measure.hpp>
 #include <mdkv/pipeline/slot_losses.hpp>
 #include <mdkv/pipeline/steps.hpp>
@@ -25,8 +24,6 @@
 #include <mdkv/recompress.hpp>
 #include <mdkv/replay/balance.hpp>
 #include <mdkv/replay/leverage.hpp>
-#include <mdkv/stages/allocate.hpp>
-#include <mdkv/stages/channels.hpp>
 #include <mdkv/stages/pool.hpp>
 
 #include <algorithm>
@@ -47,8 +44,7 @@ struct reader_work
 
     using T             = typename decltype(std::declval<Cache&>().view())::element_type;
     using rows_of_layer = prompt_rows<B, T, U>;
-    using cache_memory  = std::remove_cvref_t<decltype(std::declval<Cache const&>().memory())>;
-    using bytes         = owned_bytes<cache_memory>;
+    using bytes         = owned_bytes<std::remove_cvref_t<decltype(std::declval<Cache const&>().memory())>>;
 
     preset settings;
     prompt_shape<B> shape;
@@ -168,12 +164,6 @@ struct reader_work
         asked.of(l) = (std::min)(asked.of(l) + n, most);
     }
 
-    /// The last queries of a layer.
-    [[nodiscard]] in_view<U, 3, B> last_queries(index_t l) const
-    {
-        return as_input(slice<1>(item_of(recent, l), 0, asked.of(l)));
-    }
-
     /// Adds the keys of the chunk's n tokens, which lie in the tail, to Gram matrices of a layer.
     /// \param gram  [H, D, D]
     /// \param keys  [H, n, D]  receives them
@@ -209,14 +199,13 @@ struct reader_work
             run(on, whiten<B>{.gram = gram, .whitener = whitener, .mass = mass.pieces.sums + l * H}, H);
             add_leverages(on, as_input(keys), as_input(whitener), leverages);
         }
-        // The factor's limit is that of `balance` for the whole prompt.
-        double const most = 0x1p127
-                            / (static_cast<double>(L * H) * static_cast<double>(shape.tokens)
-                                * std::exp(std::fmax(double{settings.shared->depth}, 0.0)));
         run(on, add_totals<B>{mass.pieces, mass.totals, nullptr});
         run(on, widen_leverages<B>{as_input(leverages), widened.data_handle()});
-        run(on, weigh_surroundings<B>{as_input(widened), mass.totals, read + n,
-                    double{leverage_power_for(settings.leverage_power(), shape.tokens)}, most, factors.data_handle()});
+        run(on,
+            weigh_surroundings<B>{as_input(widened), mass.totals, read + n,
+                double{leverage_power_for(settings.leverage_power(), shape.tokens)},
+                largest_factor(static_cast<double>(L * H) * static_cast<double>(shape.tokens), settings.shared->depth),
+                factors.data_handle()});
     }
 
     /// One call of end_chunk or finish.
@@ -241,7 +230,7 @@ struct reader_work
         workspace::frame frame{*on.scratch};
         auto const first = scratch_view<index_t>(on, frame, L * H + 1);
         std::vector<index_t> ends{0}; // heads' tokens among those of all heads, windows left out
-        std::vector<token_list> lists;
+        std::vector<token_list<B>> lists;
         index_t most = 0;
         for (index_t l = 0; l < L; ++l)
         {
@@ -251,8 +240,12 @@ struct reader_work
             lists.push_back({as_input(slice<0>(first, l * H, H + 1)), begin, ends.back(), longest});
             most = (std::max)(most, longest);
         }
-        auto const rung    = scratch_view<std::uint8_t>(on, frame, ends.back());
-        auto const list_of = [&](index_t l) -> token_list const& { return lists[static_cast<std::size_t>(l)]; };
+        auto const rung     = scratch_view<std::uint8_t>(on, frame, ends.back());
+        auto const list_of  = [&](index_t l) -> token_list<B> const& { return lists[static_cast<std::size_t>(l)]; };
+        auto const chunk_of = [&](index_t l) {
+            return chunk_losses<B>{
+                as_input(slice<2>(item_of(losses, l), 0, n)), weighs() ? factors.data_handle() : nullptr};
+        };
         copy(on, ends.data(), first.data_handle(), std::ssize(ends) * index_t{sizeof(index_t)});
         report.chosen.status = allocation_status::everything_kept;
         {
@@ -266,13 +259,10 @@ struct reader_work
             for (index_t l = 0; l < L && chooses; ++l)
             {
                 run(on,
-                    spread_losses<T, B>{slots_of(l, W, list_of(l)), kept_of(l), chunk_of(l, n),
+                    spread_losses<T, B>{slots_of(l, W, list_of(l)), kept_of(l), chunk_of(l),
                         units_of(l, sums.totals + l, all, 1.0), list_of(l).of(loss)},
                     H);
-            }
-            for (index_t l = 0; l < L && chooses && settings.last_queries_score(); ++l)
-            {
-                join_layer(on, l, W, all, list_of(l), loss);
+                if (settings.last_queries_score()) { join_layer(on, l, W, all, list_of(l), loss); }
             }
             choice = {.budget = limit_bytes};
             spending const by{settings, costs, one};
@@ -299,19 +289,13 @@ struct reader_work
         }
         for (index_t l = 0; l < L; ++l)
         {
-            pack_layer(on, l, W, all, last, list_of(l), rung, !chooses, chunk_of(l, n));
+            pack_layer(on, l, W, all, last, list_of(l), rung, !chooses, chunk_of(l));
             progress.of(l) = 0;
         }
         pending = 0;
         read    = all;
         if (last) { kept.clear(); }
         return measured(report);
-    }
-
-    /// The losses of the chunk's n tokens in a layer.
-    [[nodiscard]] chunk_losses<B> chunk_of(index_t l, index_t n) const
-    {
-        return {as_input(slice<2>(item_of(losses, l), 0, n)), weighs() ? factors.data_handle() : nullptr};
     }
 
     [[nodiscard]] reader_report measured(reader_report report) const
@@ -334,20 +318,7 @@ struct reader_work
         return sum <= bytes_of_all && settings.ratios.full_rung() < settings.ratios.size();
     }
 
-    /// Tokens of a layer in the list of all layers'.
-    struct token_list
-    {
-        in_view<index_t, 1, B> first; ///< [H + 1]
-        index_t begin, end;
-        index_t longest; ///< tokens of the longest head
-
-        [[nodiscard]] auto of(auto const& all) const // lists of tokens, in the last dimension
-        {
-            return slice<std::remove_cvref_t<decltype(all)>::rank() - 1>(all, begin, end - begin);
-        }
-    };
-
-    [[nodiscard]] stored_slots<T, S> slots_of(index_t l, index_t W, token_list const& list) const
+    [[nodiscard]] stored_slots<T, S> slots_of(index_t l, index_t W, token_list<B> const& list) const
     {
         return {cache(l).view(), layout(l, W), list.longest, list.first};
     }
@@ -362,13 +333,14 @@ struct reader_work
 
     /// A layer for its last queries, and for stand-ins if `makes`.
     [[nodiscard]] recompressing<B, T, U> layer_of(B const& on, index_t l, index_t W, index_t tokens,
-        token_list const& list, recompress_options<B> const& how, host_directory<T> const& directory, bool makes) const
+        token_list<B> const& list, recompress_options<B> const& how, host_directory<T> const& directory,
+        bool makes) const
     {
         layer_shape const one{H, shape.group, list.longest, W, shape.dims, index_t{sizeof(T)}};
         index_t const logged = (std::min)(asked.of(l), stand_in_queries);
         // A call that memory ended has stored this layer: its stand-ins stay.
         bool const stored_in_codes = directory.view.layout.stand_in_run < directory.view.layout.rungs;
-        return {on, last_queries(l), settings.ratios, how, one,
+        return {on, as_input(slice<1>(item_of(recent, l), 0, asked.of(l))), settings.ratios, how, one,
             stored_slots<T, space::host>{directory.view, layout(l, W), list.longest}, slots_of(l, W, list),
             makes && logged > 0 && !stored_in_codes ? choice.stand_ins : 0, directory.appended, tokens,
             as_input(slice<1>(item_of(recent_lse, l), asked.of(l) - logged, logged))};
@@ -376,7 +348,7 @@ struct reader_work
 
     /// Adds the losses of a layer's tokens by the last queries, in units of their mean.
     void join_layer(
-        B const& on, index_t l, index_t W, index_t tokens, token_list const& list, out_view<float, 2, B> loss) const
+        B const& on, index_t l, index_t W, index_t tokens, token_list<B> const& list, out_view<float, 2, B> loss) const
     {
         index_t const n     = list.end - list.begin;
         index_t const count = asked.of(l);
@@ -400,7 +372,7 @@ struct reader_work
 
     /// Packs a layer at its new rungs, and moves its losses.
     /// \param rung  of all layers' tokens: the chosen ones, or room for the present ones, which tokens keep if they `stay`
-    void pack_layer(B const& on, index_t l, index_t W, index_t tokens, bool last, token_list const& list,
+    void pack_layer(B const& on, index_t l, index_t W, index_t tokens, bool last, token_list<B> const& list,
         out_view<std::uint8_t, 1, B> rung, bool stay, chunk_losses<B> const& chunk)
     {
         host_directory<T> const directory{on, cache(l).view()};
@@ -414,15 +386,7 @@ struct reader_work
             stored.store(to, list.of(rung).data_handle(), stored.settle(list.of(rung), stay).resident_bytes);
         }
         if (!last) { to.reserve_tail(options.chunk); }
-        index_t slot_count = 0;
-        host_directory<T> const made{on, to.view()};
-        for (index_t h = 0; h < H; ++h) { slot_count += tokens_of_head(made.view, h); }
-        bytes moved{slot_count * kept_losses(to.layout()) * index_t{sizeof(bfloat16)}, to.memory()};
-        to.wait();
-        run(on,
-            keep_losses<T, B>{
-                kept_of(l), chunk, as_input(sources), {to.view(), reinterpret_cast<bfloat16*>(moved.data())}},
-            H);
+        bytes moved = move_losses(on, kept_of(l), chunk, as_input(sources), to);
         wait(on);
         if constexpr (requires { to.fold_limit; })
         {

@@ -17,7 +17,6 @@
 #include <mdkv/engine/finite.hpp>
 #include <mdkv/pipeline/steps.hpp>
 #include <mdkv/replay/stand_in.hpp>
-#include <mdkv/stages/allocate.hpp>
 #include <mdkv/stages/pool.hpp>
 #include <mdkv/stages/score.hpp>
 

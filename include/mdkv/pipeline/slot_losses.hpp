@@ -1,12 +1,15 @@
-/// \file slot_losses.hpp: the losses that stay beside stored tokens while a prompt is read, and the reader's jobs on them (beyond arXiv 2603.20616).
+/// \file slot_losses.hpp: the losses that stay beside stored tokens while a prompt is read, lists of them, and the reader's jobs (beyond arXiv 2603.20616).
 #pragma once
 
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/ground.hpp>
+#include <mdkv/detail/cache_owner.hpp>
 #include <mdkv/detail/run_of_head.hpp>
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/replay/balance.hpp>
+
+#include <type_traits>
 
 namespace MDKV_NAMESPACE::detail
 {
@@ -35,6 +38,20 @@ struct slot_losses
         index_t before = 0;
         for (index_t i = 0; i < h; ++i) { before += stored(i); }
         return losses + before * kept_losses(cache.layout) + r * stored(h);
+    }
+};
+
+/// Tokens of a layer in the list of all layers'.
+template <backend B>
+struct token_list
+{
+    in_view<index_t, 1, B> first; ///< [H + 1]
+    index_t begin, end;
+    index_t longest; ///< tokens of the longest head
+
+    [[nodiscard]] auto of(auto const& all) const // lists of tokens, in the last dimension
+    {
+        return slice<std::remove_cvref_t<decltype(all)>::rank() - 1>(all, begin, end - begin);
     }
 };
 
@@ -119,5 +136,21 @@ struct keep_losses
         }
     }
 };
+
+/// Moves losses to memory of a new cache.
+/// \param sources  [H, S]  the old slot of each new one
+template <backend B, element T, class Cache>
+[[nodiscard]] auto move_losses(B const& on, slot_losses<T, B::memory_space> const& from, chunk_losses<B> const& chunk,
+    in_view<std::int32_t, 2, B> sources, Cache& to)
+{
+    host_directory<T> const made{on, to.view()};
+    index_t slots = 0;
+    for (index_t h = 0; h < made.view.layout.heads; ++h) { slots += tokens_of_head(made.view, h); }
+    owned_bytes moved{slots * kept_losses(to.layout()) * index_t{sizeof(bfloat16)}, to.memory()};
+    to.wait();
+    slot_losses<T, B::memory_space> const next{to.view(), reinterpret_cast<bfloat16*>(moved.data())};
+    run(on, keep_losses<T, B>{from, chunk, sources, next}, made.view.layout.heads);
+    return moved;
+}
 
 } // namespace MDKV_NAMESPACE::detail

@@ -115,10 +115,9 @@ compress_report pack_layer(
         if constexpr (requires { made.fold_limit; }) // a caller's own kind of owner may have none
         {
             index_t const all = of.share(1).all;
-            index_t const own =
-                all > H ? of.choice.budget / all * H : of.choice.budget; // this rank's part of the budget
-            bool const whole = of.choice.all_full || (!of.settings.shared && all == H);
-            made.fold_limit  = (std::max)(result.resident_bytes, whole ? own : 0);
+            index_t const own = all > H ? of.choice.budget / all * H : of.choice.budget; // this rank's part
+            bool const whole  = of.choice.all_full || (!of.settings.shared && all == H);
+            made.fold_limit   = (std::max)(result.resident_bytes, whole ? own : 0);
         }
         to = std::move(made);
     }

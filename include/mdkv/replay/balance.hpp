@@ -132,6 +132,12 @@ struct widen_leverages
     }
 };
 
+/// The largest factor by a token's surroundings, with which so many losses still add up to a float.
+[[nodiscard]] inline double largest_factor(double losses, float depth)
+{
+    return 0x1p127 / (losses * std::exp(std::fmax(double{depth}, 0.0)));
+}
+
 /// The factor that all losses of a token get by its surroundings, the mean leverage over the token and up to `reach` tokens on
 /// each side, in units of the mean of all tokens; 1 if all leverages are 0. An item is a piece of the tokens.
 template <backend B>
@@ -240,7 +246,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
         run(on, widen_leverages<B>{*options.leverages, leverages.data_handle()});
         total.find(on);
         run(on, weigh_surroundings<B>{as_input(leverages), total.totals, N, double{options.leverage_power},
-                    0x1p127 / (count * std::exp(std::fmax(double{options.depth}, 0.0))), factors});
+                    largest_factor(count, options.depth), factors});
     }
     run(on, weigh_losses<B>{
                 as_input(losses), {of_layers.totals, count, 1, double{options.depth}, L}, factors, {}, {}, losses});
