@@ -186,9 +186,9 @@ private:
         for (int lane = 0; lane < tile::width; ++lane)
         {
             index_t const see = plan.end_of(static_cast<int>(p) * tile::width + lane) - first;
-            for (index_t i = (std::max)((std::min)(see, count) - t, index_t{0}); i < tile::rows; ++i)
+            for (index_t row = (std::max)((std::min)(see, count) - t, index_t{0}); row < tile::rows; ++row)
             {
-                shown[i][lane / simd::lanes][lane % simd::lanes] = -std::numeric_limits<float>::infinity();
+                shown[row][lane / simd::lanes][lane % simd::lanes] = -std::numeric_limits<float>::infinity();
             }
         }
         return shown;
