@@ -106,11 +106,7 @@ void over_ranks(benchmark::State& state)
     auto const ranks     = static_cast<int>(state.range(0));
     index_t const layers = state.range(1), heads = state.range(2), tokens = state.range(3);
     mdkv::rung_costs costs{mdkv::paper_ratios, {128, 128}, 2};
-    if (state.range(4) == 0)
-    {
-        costs.projected  = {};
-        costs.projection = {};
-    }
+    if (state.range(4) == 0) { costs.projection = {}; }
     auto const rungs    = static_cast<index_t>(costs.size());
     index_t const limit = layers * heads * tokens * costs.bytes[costs.size() - 1] / 10;
     auto const all      = losses(layers * heads, rungs, tokens);
