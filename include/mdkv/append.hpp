@@ -39,8 +39,7 @@ struct append_token
     }
     [[nodiscard]] index_t items() const noexcept { return at_once() ? 1 : cache.layout.heads * tiles(); }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         bool const one         = at_once();
         index_t const appended = *cache.appended;
@@ -120,8 +119,7 @@ struct count_tail
     index_t more;
     index_t most;
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t) const
+    MDKV_HD void operator()(team auto const& t, index_t) const
     {
         if (t.rank() != 0) { return; }
         index_t const raised = *appended + more;

@@ -151,7 +151,7 @@ public:
     ///                                 that are projected
     prompt(B const& on, preset const& chosen, prompt_shape<B> const& shape)
         : work_{chosen, shape, {chosen.ratios, shape.dims, index_t{sizeof(T)}}}
-        , memory_{*on.scratch}
+        , memory_{on.scratch}
     {
         work_.take_state(on, memory_);
         tokens_ = shape.tokens;

@@ -95,7 +95,7 @@ public:
     reader(B const& on, preset const& chosen, prompt_shape<B> const& shape, reader_options const& options,
         std::span<Cache> caches)
         : work_{chosen, shape, options, caches}
-        , memory_{*on.scratch}
+        , memory_{on.scratch}
     {
         work_.take_state(on, memory_);
     }

@@ -271,7 +271,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     detail::stored_slots<T, space::host> const by_slot{directory, next, shape.tokens};
     std::vector<index_t> ends{0};
     detail::add_heads(by_slot, ends);
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const begin = detail::scratch_view<index_t>(on, frame, heads + 1);
     auto const rung  = detail::scratch_view<std::uint8_t>(on, frame, ends.back());
     copy(on, ends.data(), begin.data_handle(), (heads + 1) * index_t{sizeof(index_t)});

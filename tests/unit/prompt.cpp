@@ -576,6 +576,9 @@ TEST_CASE("a cache remembers its limit: the layer's budget, or the bytes that a 
     CHECK(error_text<invalid_argument>([&] {
         support::run([&](host const& on) { recompress(on, slice<0>(queries, 0, 1), presets::best, cache); });
     }) == "recompress: the cache's fold_limit is 0; set it, or give recompress_options a limit");
+    CHECK(error_text<invalid_argument>([&] {
+        prompt<host, half> const p{host{}, presets::best, {.layers = 1, .heads = 1, .dims = {32, 32}, .tokens = 90}};
+    }) == "backend: it has no workspace, from which this call takes scratch");
 }
 
 TEST_CASE("quotas give every head of every layer its own bytes (MixedDimKV-H)")

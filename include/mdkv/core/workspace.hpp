@@ -78,6 +78,12 @@ public:
     class frame
     {
     public:
+        /// A frame of a backend's workspace.
+        /// \throws invalid_argument   the backend has none
+        explicit frame(workspace* owner)
+            : frame{
+                (expects(owner != nullptr, "backend: it has no workspace, from which this call takes scratch"), *owner)}
+        {}
         explicit frame(workspace& owner) noexcept
             : owner_{owner}
             , mark_{owner.now_}

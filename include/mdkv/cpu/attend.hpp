@@ -43,7 +43,7 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
             slice<1>(output, first + begin, tokens), slice<1>(lse, first + begin, tokens), {cache.layout, sizeof(T)},
             mdkv::detail::attend_scale(options.scale, cache.layout), query_group * tokens, n - begin - tokens};
     };
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto* const jobs     = frame.take<job_of_panel>(count);
     index_t* const first = frame.take<index_t>(count + 1); // first split of each job
     for (index_t i = 0, token = 0; i < count; ++i)

@@ -70,7 +70,7 @@ private:
 /// Calls job(team, item) for every item, on the backend's threads, each with scratch of a team, and returns when all are done.
 MDKV_OUTLINE inline void run(backend const& on, any_job const& job, index_t items)
 {
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     std::byte* const memory = frame.take<std::byte>(on.workers(items) * job.scratch_bytes);
     on.for_each(
         items, [&](index_t item, index_t worker) { job.call(job.job, memory + worker * job.scratch_bytes, item); });
@@ -79,7 +79,7 @@ MDKV_OUTLINE inline void run(backend const& on, any_job const& job, index_t item
 /// Takes the scratch of a run and gives it back: the run itself finds its memory then.
 inline void reserve(backend const& on, any_job const& job, index_t items)
 {
-    static_cast<void>(workspace::frame{*on.scratch}.take<std::byte>(on.workers(items) * job.scratch_bytes));
+    static_cast<void>(workspace::frame{on.scratch}.take<std::byte>(on.workers(items) * job.scratch_bytes));
 }
 
 /// Copies `bytes` between the host's memory and the backend's.

@@ -273,7 +273,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     constexpr index_t piece = 2 * block;
     index_t const splits    = std::clamp<index_t>(tokens / piece, 1, 8);
     plan.splits             = splits + 1;
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     plan.take_memory(frame, loss);
     detail::score_sweep<T> const one{keys, window_keys, plan, false, splits + 1,
         tile::round_up((tokens + splits - 1) / splits, block), !options.lse.has_value()};

@@ -283,7 +283,7 @@ void pack_tokens(B const& on, pack_operands<B, T> const& of, cache_view<T, B::me
     index_t const heads        = layout.heads;
     index_t const coded        = layout.any_rotated() ? heads : 0;
     index_t const most         = of.stand_in_keys.extent(1); // stand-ins
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const fitted      = scratch_view<float>(on, frame, of.channels.empty() ? coded : 0, 3, layout.dims.keys);
     auto const means       = scratch_view<float>(on, frame, of.value_means.empty() ? coded : 0, layout.dims.values);
     auto const more_keys   = scratch_view<T>(on, frame, most > 0 ? heads : 0, most, layout.dims.keys);

@@ -180,7 +180,7 @@ void multiply(B const& on, panel_vectors<B, float> const& rows, panel_vectors<B,
 template <backend B, element T>
 void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, B> gram)
 {
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const widened = scratch_view<float>(on, frame, samples.extent(0), panel_depth, samples.extent(2));
     for_pieces(samples.extent(1), [&](index_t at, index_t count) {
         auto const part = slice<1>(samples, at, count);

@@ -108,7 +108,7 @@ void expects_finite(B const& on, char const* name, in_view<T, 3, B> rows, index_
     index_t const count = rows.extent(1);
     index_t const all   = checked_multiply(rows.extent(0), count);
     index_t found       = all;
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     index_t* const first = B::memory_space == space::host ? &found : frame.take<index_t>(1);
     if (rows.extent(2) == 0) { return; }
     detail::find_not_finite<B, T> const job{rows, first};

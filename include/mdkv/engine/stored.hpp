@@ -27,7 +27,7 @@ struct cache_place
     index_t model_layers = 0; ///< 0: those given are the last
     index_t first_head   = 0;
     index_t model_heads  = 0; ///< 0: likewise
-    index_t tokens       = 0; ///< N of the text, appended ones included; 0: unknown, and there are no positions
+    index_t tokens       = 0; ///< N of the text so far, folded and appended ones included; 0: unknown, and no positions
     std::span<std::byte const> attachment{}; ///< bytes of the caller's, e.g. preset, budget, report, last logits
 };
 

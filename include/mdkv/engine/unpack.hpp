@@ -29,7 +29,7 @@ void unpack_rows(B const& on, cache_view<T, B::memory_space> const& cache, out_v
     auto const [D, Dv] = cache.layout.dims;
     bool projected     = false;
     for (std::size_t r = 0; r < cache.layout.rungs; ++r) { projected = projected || cache.layout.projected(r); }
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const key_basis   = scratch_view<float>(on, frame, projected ? H : 0, D, D);
     auto const value_basis = scratch_view<float>(on, frame, projected ? H : 0, Dv, Dv);
     stored_slots<T, S> by_slot{cache, cache.layout, rows};

@@ -58,7 +58,7 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
             kernel.states.sizes.values, " need ", shared_bytes(kernel),
             " bytes of shared memory; this GPU gives a block ", most_shared);
     });
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     float* const states = frame.take<float>(floats); // states of one launch: the next begins when they are merged
     for (std::size_t i = 0; i < sequences.size(); ++i)
     {

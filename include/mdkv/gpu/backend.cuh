@@ -95,8 +95,7 @@ private:
     int number_ = 0;
 };
 
-/// The most shared memory that the device of a backend's stream gives a block, in bytes; a kernel's own static memory is part
-/// of it.
+/// Bytes of shared memory that the device of a backend's stream gives a block at most, a kernel's static memory included.
 [[nodiscard]] inline int most_shared_memory(backend const& on = {})
 {
     int bytes = 0;

@@ -45,7 +45,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     index_t const splits = std::clamp<index_t>(tiles / 4, 1, (detail::score_splits + heads - 1) / heads);
     plan.splits          = (splits + 1) * tiling.token_warps();
 
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     plan.take_memory(frame, loss);
     if (tokens == 0) { return; }
     mdkv::detail::score_losses<T, backend> const last{keys, values, key_basis, value_basis, plan, loss};

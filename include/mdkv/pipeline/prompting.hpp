@@ -192,7 +192,7 @@ struct prompt_work
         auto const queries = last<1>(rows.queries, Q);
         auto const found   = losses_of(l, N);
         bool const bases   = p.ratios.any_projected();
-        workspace::frame frame{*on.scratch};
+        workspace::frame frame{on.scratch};
         auto const energy  = scratch_view<float>(on, frame, bases ? H : 0, (std::max)(D, Dv));
         auto const weights = scratch_view<float>(on, frame, scores ? Q : 0);
         auto const scored  = scratch_view<float>(on, frame, scores ? H : 0, R, N);
@@ -323,7 +323,7 @@ struct prompt_work
         auto const [L, H] = std::pair{shape.layers, shape.heads};
         std::vector<index_t> limits(static_cast<std::size_t>(L * H));
         {
-            workspace::frame frame{*on.scratch};
+            workspace::frame frame{on.scratch};
             auto const bytes = scratch_view<index_t>(on, frame, 1, L, H);
             run(on, copy_rows<B, index_t>{{quotas.data_handle(), {1, L, H}, {0, quotas.stride(0), 1}}, bytes});
             fetch(on, bytes.data_handle(), limits.data(), L * H);

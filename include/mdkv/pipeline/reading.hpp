@@ -141,7 +141,7 @@ struct reader_work
         index_t const most         = recent.extent(2);
         index_t const kept_queries = (std::min)(asked.of(l), most - (std::min)(n, most)); // rows that stay
         bool const pools = !settings.last_queries_score() && !settings.pooling.copies();  // like prompt::finish_layer
-        workspace::frame frame{*on.scratch};
+        workspace::frame frame{on.scratch};
         auto const raw       = scratch_view<float>(on, frame, pools ? H : 0, R, n);
         auto const moved_lse = scratch_view<float>(on, frame, H * shape.group, kept_queries, 1);
         auto const moved     = scratch_view<U>(on, frame, H * shape.group, kept_queries, shape.dims.keys);
@@ -169,7 +169,7 @@ struct reader_work
     /// \param keys  [H, n, D]  receives them
     void add_chunk(B const& on, index_t l, out_view<double, 3, B> gram, out_view<T, 3, B> keys) const
     {
-        workspace::frame frame{*on.scratch};
+        workspace::frame frame{on.scratch};
         auto const values     = scratch_view<T>(on, frame, H, keys.extent(1), shape.dims.values);
         cache_view<T, S> tail = cache(l).view(); // nothing but the tail
         tail.heads            = no_tokens.data_handle();
@@ -183,7 +183,7 @@ struct reader_work
     void weigh_leverages(B const& on, index_t n) const
     {
         index_t const D = shape.dims.keys;
-        workspace::frame frame{*on.scratch};
+        workspace::frame frame{on.scratch};
         auto const keys     = scratch_view<T>(on, frame, H, n, D);
         auto const gram     = scratch_view<double>(on, frame, H, D, D);
         auto const whitener = scratch_view<float>(on, frame, H, D, D);
@@ -227,7 +227,7 @@ struct reader_work
         if (all == 0 || (n == 0 && !last)) { return measured(report); }
         bool const chooses = !fits(report.limit_bytes);
         bool const counts  = n > 0 && pending == 0; // the chunk's tokens, into means
-        workspace::frame frame{*on.scratch};
+        workspace::frame frame{on.scratch};
         auto const first = scratch_view<index_t>(on, frame, L * H + 1);
         std::vector<index_t> ends{0}; // heads' tokens among those of all heads, windows left out
         std::vector<token_list<B>> lists;
@@ -249,7 +249,7 @@ struct reader_work
         copy(on, ends.data(), first.data_handle(), std::ssize(ends) * index_t{sizeof(index_t)});
         report.chosen.status = allocation_status::everything_kept;
         {
-            workspace::frame choosing{*on.scratch};
+            workspace::frame choosing{on.scratch};
             auto const loss       = scratch_view<float>(on, choosing, R, chooses ? ends.back() : 0);
             index_t const counted = counts ? n : 0;
             row_totals<B> const sums{choosing, {nullptr, L, H},
@@ -277,7 +277,7 @@ struct reader_work
             };
             if (chooses) { choose(last); }
             if (choice.coded_stand_ins && !by.codes_are_cheap(report.chosen)) { choose(false); }
-            workspace::frame more{*on.scratch};
+            workspace::frame more{on.scratch};
             auto const keys = scratch_view<T>(on, more, weighs() ? H : 0, counted, shape.dims.keys);
             on.scratch->hold_peak(); // weigh_leverages has made the calls of add_chunk before
             // Nothing throws from here on: the means count the chunk.
@@ -353,7 +353,7 @@ struct reader_work
         index_t const n     = list.end - list.begin;
         index_t const count = asked.of(l);
         if (n == 0 || count == 0) { return; }
-        workspace::frame frame{*on.scratch};
+        workspace::frame frame{on.scratch};
         auto const scored = scratch_view<float>(on, frame, R, n);
         row_totals<B> const total{frame, {nullptr, 1, 1}, {scored.data_handle(), {1, 1, n}, {0, 0, 1}}};
         host_directory<T> const directory{on, cache(l).view()};
@@ -376,7 +376,7 @@ struct reader_work
         out_view<std::uint8_t, 1, B> rung, bool stay, chunk_losses<B> const& chunk)
     {
         host_directory<T> const directory{on, cache(l).view()};
-        workspace::frame frame{*on.scratch};
+        workspace::frame frame{on.scratch};
         auto const sources = scratch_view<std::int32_t>(on, frame, H, list.longest + W);
         recompress_options<B> const how{.scale = settings.scale, .sources = sources};
         Cache to = cache(l).like(layout(l, W), 0, 0);

@@ -57,8 +57,7 @@ struct gather_dropped
     index_t read;                   // tokens for which the slots and the present stand-ins stand
     head_entry* entries;            // [H]  receive the number of new stand-ins
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         index_t const M      = by_slot.most;
         index_t const most   = marks.extent(1) - M;
@@ -123,7 +122,7 @@ struct recompressing
     index_t coded = ratios.any_rotated() ? H : 0;   ///< heads with channels: none if no rung is rotated
     bool weighs   = !options.query_weights && options.early_weight != 1;
 
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     index_t makers                      = most_made > 0 ? H : 0; ///< heads that make stand-ins
     out_view<T, 3, B> all_keys          = scratch_view<T>(on, frame, H, M + most_made, D); ///< present stand-ins last
     out_view<T, 3, B> all_values        = scratch_view<T>(on, frame, H, M + most_made, Dv);
@@ -165,7 +164,7 @@ struct recompressing
     /// \param loss  [R, M of all heads]
     void score_slots(out_view<float, 2, B> loss) const
     {
-        workspace::frame losses{*on.scratch};
+        workspace::frame losses{on.scratch};
         auto const raw =
             scratch_view<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // losses of one head
         fill_query_weights(on, weights, options.early_weight, options.question);
@@ -247,7 +246,7 @@ struct recompressing
     /// \param rung  the list of all tokens
     [[nodiscard]] allocation choose(index_t bytes, out_view<std::uint8_t, 1, B> rung) const
     {
-        workspace::frame losses{*on.scratch};
+        workspace::frame losses{on.scratch};
         auto const loss = scratch_view<float>(on, losses, rungs, rung.extent(0));
         expects_finite(on, "recompress: queries", queries);
         expects_finite(on, "recompress: keys by slot", as_input(keys));

@@ -83,8 +83,7 @@ struct spread_losses
     layer_units unit;
     out_view<float, 2, B> loss; // [R, tokens]
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         double const factor  = unit.of(0);
         index_t const stored = kept.stored(h);
@@ -119,8 +118,7 @@ struct keep_losses
     in_view<std::int32_t, 2, B> sources; // [H, S]  the old slot of each new one
     slot_losses<T, S> to;
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         index_t const stored = from.stored(h);
         index_t const n      = to.stored(h);

@@ -145,8 +145,7 @@ struct size_arenas
     index_t stand_ins;
     index_t* bytes; // [L]
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t l) const
+    MDKV_HD void operator()(team auto const& t, index_t l) const
     {
         index_t end = 0;
         head_entry entry;
@@ -208,7 +207,7 @@ template <backend B>
     rung_costs const& costs, allocate_options options, list_losses<B::memory_space> const& of)
 {
     index_t const count = std::ssize(bytes);
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const limits  = scratch_view<index_t>(on, frame, count);
     auto const reports = scratch_view<allocation>(on, frame, count);
     copy(on, bytes.data(), limits.data_handle(), count * index_t{sizeof(index_t)});

@@ -47,7 +47,7 @@ compress_report pack_layer(
     index_t const each             = of.settings.refitted.value_or(refit_part{}).each(of.shape.group);
     index_t const fitting          = (blocks[1] - blocks[0]) * each; // queries
     bool const refits              = fitting > 0;
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const made_keys   = scratch_view<float>(on, frame, H, of.choice.stand_ins, one.dims.keys);
     auto const made_values = scratch_view<float>(on, frame, H, of.choice.stand_ins, one.dims.values);
     auto const changed     = scratch_view<T>(on, frame, refits ? H : 0, N, one.dims.values);

@@ -30,8 +30,7 @@ struct add_totals
 
     [[nodiscard]] index_t items() const noexcept { return of.rows.extent(0); }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t l) const
+    MDKV_HD void operator()(team auto const& t, index_t l) const
     {
         double const total = of.total(t, l);
         if (t.rank() == 0) { after[l] = (before == nullptr ? 0.0 : before[l]) + total; }
@@ -92,8 +91,7 @@ struct weigh_losses
 
     [[nodiscard]] index_t items() const noexcept { return to.extent(0) * to.extent(1) * to.extent(2); }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const r          = item % to.extent(2);
         index_t const h          = item / to.extent(2) % to.extent(1);
@@ -124,8 +122,7 @@ struct widen_leverages
 
     [[nodiscard]] index_t items() const noexcept { return (sums.extent(0) + piece - 1) / piece; }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const end = sums.extent(0) - item * piece < piece ? sums.extent(0) : (item + 1) * piece;
         for (index_t i = item * piece + t.rank(); i < end; i += t.size()) { leverages[i] = leverage_of(sums(i)); }
@@ -156,8 +153,7 @@ struct weigh_surroundings
 
     [[nodiscard]] index_t items() const noexcept { return (leverages.extent(0) + piece - 1) / piece; }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const n     = leverages.extent(0);
         index_t const begin = item * piece;
@@ -233,7 +229,7 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     head_share const heads{options.ranks, L, H};
     auto const count = static_cast<double>(heads.all * N);
     float_environment const standard;
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     row_totals<B> const of_layers{
         frame, heads, {losses.data_handle(), {L, H, N}, {losses.stride(0), losses.stride(1), 1}}};
     of_layers.find(on, options.ranks);
@@ -287,7 +283,7 @@ void join(B const& on, in_view<float, 3, B> first, in_view<float, 3, B> second, 
     arguments.in("second", second, shape, "H,R,N").out("joined", joined, shape, "H,R,N");
     if (shape[1] == 0) { return; }
     head_share const heads{others, 1, shape[0]};
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const unit_of = [&](in_view<float, 3, B> const& x, float factor) {
         row_totals<B> const sums{frame, heads, {x.data_handle(), {1, shape[0], shape[2]}, {0, x.stride(0), 1}}};
         sums.find(on, others);

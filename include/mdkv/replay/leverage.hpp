@@ -79,8 +79,7 @@ struct whiten
     in_view<index_t, 1, B> counts{}; // [H]  or empty: D
     double* mass = nullptr;          // [H]  or null: sums of the leverages of all rows of X
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         index_t const dim = gram.extent(2);
         double energy     = 0;
@@ -155,7 +154,7 @@ struct add_squares
 template <backend B, element T>
 void add_leverages(B const& on, in_view<T, 3, B> keys, in_view<float, 3, B> whitener, out_view<leverage_sum, 1, B> sums)
 {
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const products = scratch_view<float>(on, frame, keys.extent(0), keys.extent(2), panel_depth);
     for_pieces(keys.extent(1), [&](index_t at, index_t count) {
         auto const part = slice<2>(products, 0, count);
@@ -190,7 +189,7 @@ void add_leverage(B const& on, in_view<T, 3, B> keys, out_view<leverage_sum, 1, 
     detail::checks{on, "add_leverage"}
         .rows("keys", keys, {heads, keys.extent(1), dim}, "H,N,D")
         .out("sums", sums, {keys.extent(1)}, "N");
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const gram     = detail::scratch_view<double>(on, frame, heads, dim, dim);
     auto const whitener = detail::scratch_view<float>(on, frame, heads, dim, dim);
     run(on, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});

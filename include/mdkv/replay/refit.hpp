@@ -139,7 +139,7 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     index_t const most     = all + options.stand_ins;
     index_t const strip    = most < 2048 ? (most + 15) / 16 * 16 : 2048; // tokens whose weights are at hand
     index_t const kept     = layout.key_coordinates[0] == 0 ? 1 : 0;     // the first rung that keeps tokens
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const fitted        = scratch_view<index_t>(on, frame, H);
     auto const stored        = scratch_view<index_t>(on, frame, H);
     auto const positions     = scratch_view<std::int32_t>(on, frame, H, N);

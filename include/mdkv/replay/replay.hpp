@@ -193,7 +193,7 @@ void advance(B const& on, in_view<T, 3, B> queries, index_t positions, rotary_en
     if (!in_place) { arguments.rows("queries", queries, shape, "H*G,Q,D"); }
     arguments.in("encoding.frequencies", encoding.frequencies, {{rotating / 2}}, "n/2")
         .out("advanced", advanced, shape, "H*G,Q,D");
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     detail::find_turns<B> const turns{static_cast<double>(positions), encoding.base,
         encoding.frequencies.value_or(in_view<double, 1, B>{}), rotating, frame.template take<float>(rotating)};
     detail::advance_rows<B, T> const job{
@@ -264,7 +264,7 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
         .lse_elsewhere                   = options.lse_elsewhere,
         .norm                            = options.norm};
     detail::expects_score(on, queries, keys, values, sinks, none, none, ratios, choice, loss);
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const ahead  = detail::scratch_view<U>(on, frame, queries.extent(0), chunk, dim);
     auto const others = detail::scratch_view<T>(on, frame, heads, own, dim);
     advance(on, queries, options.ahead, options.encoding, ahead);

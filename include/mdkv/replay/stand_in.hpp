@@ -353,7 +353,7 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
     if (heads == 0 || clusters == 0) { return; }
     index_t const rows = query_heads / heads * per_head;
     using work         = attend_dropped<B>;
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const widened    = scratch_view<float>(on, frame, query_heads, per_head, dim);
     auto const dropped    = scratch_view<std::int32_t>(on, frame, heads, past);
     auto const first      = scratch_view<index_t>(on, frame, heads, index_t{2});

@@ -111,7 +111,7 @@ void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs co
         }
     }
     index_t const words = count * (bins + 2 * w.pieces() + w.heads * index_t{max_rungs} + 1); // from `histogram` on
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     w.histogram    = frame.template take<std::int64_t>(words);
     w.searches     = frame.template take<limit_search>(count);
     w.ties         = w.histogram + count * bins;

@@ -252,7 +252,7 @@ template <backend B>
 void eigenbasis(B const& on, out_view<double, 3, B> gram, out_view<float, 3, B> basis, out_view<float, 2, B> energy)
 {
     using job = eigenvectors<B::memory_space>;
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const rows = scratch_view<float>(on, frame, gram.extent(0), gram.extent(2), job::padded(gram.extent(2)));
     run(on, job{gram, rows, basis, energy}, gram.extent(0));
 }
@@ -283,7 +283,7 @@ void fit_basis(B const& on, in_view<T, 3, B> samples, out_view<float, 3, B> basi
         .rows("samples", samples, {heads, samples.extent(1), dim}, "H,S,D")
         .out("basis", basis, {heads, dim, dim}, "H,D,D")
         .out("energy", energy, {heads, dim}, "H,D");
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const gram = detail::scratch_view<double>(on, frame, heads, dim, dim);
     run(on, detail::fill<double>{gram.data_handle(), 0, heads * dim * dim});
     detail::accumulate_gram(on, samples, gram);

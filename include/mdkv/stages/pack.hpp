@@ -110,7 +110,7 @@ void pack(B const& on, in_view<T, 3, B> keys, in_view<T, 3, B> values, in_view<T
         expects<insufficient_workspace>(
             bytes <= cache.arena_bytes, "pack: the arena holds ", cache.arena_bytes, " bytes, ", bytes, " are needed");
     }
-    workspace::frame frame{*on.scratch};
+    workspace::frame frame{on.scratch};
     auto const positions = detail::scratch_view<std::int32_t>(on, frame, heads, tokens);
     auto const first     = detail::scratch_view<index_t>(on, frame, heads, static_cast<index_t>(layout.rungs) + 1);
     run(on, detail::sort_slots<B>{rung, positions, first}, heads);

@@ -294,8 +294,8 @@ struct attend_rows
         }
     }
 
-    /// Adds the products of two words' codes: those of 8 bits with both limbs to `sum`, those of 4 bits with `low` to `sum` and
-    /// those of the bytes' high halves, 16 times as large, with `high` to `above`.
+    /// Adds the products of two words' codes: codes of 8 bits with both limbs to `sum`; codes of 4 bits with `low` to `sum`, and
+    /// the bytes' high halves, which are 16 times as large, with `high` to `above`.
     __device__ static void multiply_codes(std::uint32_t first, std::uint32_t second, std::uint32_t const (&low)[2],
         std::uint32_t const (&high)[2], float (&sum)[4], float (&above)[4])
     {
