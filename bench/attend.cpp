@@ -69,6 +69,8 @@ struct shape
 
 constexpr shape llama{heads, group, dim};
 constexpr shape smollm2{3, 3, 64};
+constexpr shape qwen{2, 6, 256};  // the layers of Qwen 3.5 that see every token
+constexpr shape gemma{4, 8, 512}; // and of Gemma 4
 
 /// What the tokens of a layer are stored as: rungs of the paper's set in bench::rungs_of's shares, or one rung of the set
 /// below, or an equal share at each of its rungs, or the shares of the preset `best` at KV 512 of 2,048 tokens of SmolLM2,
@@ -287,20 +289,15 @@ constexpr index_t kv_sizes[]{k64 / 10, k64 / 20, 1024, 512, 128};
 using benchmarks = benchmark::internal::Benchmark;
 
 // Threads change last, so that the layers of one size are made once.
-void coded_args(benchmarks* of)
+template <index_t... Tokens>
+void token_args(benchmarks* of)
 {
     of->ArgNames({"tokens", "threads"})->UseManualTime();
-    for (index_t const tokens : {index_t{512}, k16}) { of->Args({tokens, 1})->Args({tokens, 2}); }
+    for (index_t const tokens : {Tokens...}) { of->Args({tokens, 1})->Args({tokens, 2}); }
 }
-void best_args(benchmarks* of)
-{
-    of->ArgNames({"tokens", "threads"})->UseManualTime()->Args({2048, 1})->Args({2048, 2});
-}
-void batch_args(benchmarks* of)
-{
-    of->ArgNames({"tokens", "threads"})->UseManualTime();
-    for (index_t const tokens : {512, 4096}) { of->Args({tokens, 1})->Args({tokens, 2}); }
-}
+constexpr auto coded_args = token_args<512, k16>;
+constexpr auto best_args  = token_args<2048>;
+constexpr auto batch_args = token_args<512, 4096>;
 void full_args(benchmarks* of)
 {
     of->ArgNames({"tokens", "kv_size", "threads"})->UseManualTime();
@@ -324,6 +321,8 @@ BENCHMARK_CAPTURE(codes_against_plain, smollm2_int8, smollm2, stored::int8)->App
 BENCHMARK_CAPTURE(codes_against_plain, smollm2_int4, smollm2, stored::int4)->Apply(coded_args);
 BENCHMARK_CAPTURE(codes_against_plain, smollm2_mixed, smollm2, stored::mixed)->Apply(coded_args);
 BENCHMARK_CAPTURE(codes_against_plain, smollm2_best, smollm2, stored::best)->Apply(best_args);
+BENCHMARK_CAPTURE(codes_against_plain, qwen_mixed, qwen, stored::mixed)->Apply(coded_args);
+BENCHMARK_CAPTURE(codes_against_plain, gemma_mixed, gemma, stored::mixed)->Apply(coded_args);
 BENCHMARK_CAPTURE(batch_against_calls, llama, llama)->Apply(batch_args);
 BENCHMARK_CAPTURE(batch_against_calls, smollm2, smollm2)->Apply(batch_args);
 

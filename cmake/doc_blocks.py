@@ -8,6 +8,8 @@ say more; a reader of the rendered page does not see them:
     std::vector<float> keys;
     -->
     <!-- not compiled: the reason -->   for blocks that cannot be
+
+The words between backticks of a table below <!-- names --> must stand in the library's headers.
 """
 
 import argparse
@@ -29,6 +31,8 @@ BLOCK = re.compile(
     r"^(?P<indent>[ \t]*)```(?P<language>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
+NAMES = re.compile(r"^<!-- names -->\n((?:\|.*\n?)*)", re.MULTILINE)
+HEADERS = Path(__file__).parents[1] / "include"
 COMMENT = re.compile(r"<!--\s*(given|not compiled):(.*?)-->", re.DOTALL)
 
 
@@ -75,6 +79,15 @@ def uneven_rows(page):
             yield number, columns, width
 
 
+def unknown_names(page):
+    """Yields the words of tables of names that no header has."""
+    tables = NAMES.findall(page.read_text(encoding="utf-8"))
+    if tables:
+        known = {word for path in HEADERS.rglob("*") if path.is_file() for word in re.findall(r"\w+", str(path) + path.read_text())}
+        yield from sorted({word for table in tables for code in re.findall(r"`([^`]*)`", table) for word in re.findall(r"[^\W\d]\w+", code)}
+                          - known)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compiler", required=True)
@@ -92,6 +105,9 @@ def main():
             for line, columns, width in uneven_rows(page):
                 failed += 1
                 print(f"{page}:{line}: a row of {columns} columns in a table of {width}")
+            for name in unknown_names(page):
+                failed += 1
+                print(f"{page}: no header has the name {name}, which a table names")
             for line, code, given, reason in blocks(page):
                 if reason:
                     left_out += 1

@@ -117,12 +117,13 @@ gpu_leg() {
     fi
 }
 
-# The Python package with the newest transformers, and in kvpress.
+# The Python package with the newest transformers, in kvpress, and with layers on a device.
 part_python() {
     setup_test_models
     if build_package; then
         package_tests new
         package_tests kvpress "$mdkv_root/examples/python/tests/test_kvpress.py"
+        device_tests
     fi
 }
 

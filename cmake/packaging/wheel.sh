@@ -107,7 +107,8 @@ for python in "${pythons[@]}"; do
     say "Python $version: building the wheel (log: $work/log/$version.txt)"
     rm -rf "$work/build"
     PATH=$work/python-$version/bin:$work/tools/bin:$PATH "$work/python-$version/bin/python" -m pip wheel -v --no-deps --no-build-isolation \
-        --disable-pip-version-check --no-cache-dir --config-settings=build-dir="$work/build" -w "$work/wheels" "$work/src" \
+        --disable-pip-version-check --no-cache-dir --config-settings=build-dir="$work/build" \
+        --config-settings=cmake.define.MDKV_PYTHON_CUDA=OFF -w "$work/wheels" "$work/src" \
         >"$work/log/$version.txt" 2>&1 || die 1 "the wheel could not be built; see $work/log/$version.txt"
 done
 

@@ -38,7 +38,7 @@ def main(folder):
             kind = compound.get("kind")
             if kind in ("class", "struct", "concept"):
                 types.add(compound.findtext("compoundname"))
-            if kind not in ("class", "struct", "namespace"):
+            if kind not in ("class", "struct", "namespace") or compound.get("prot") == "private":
                 continue
             for member in compound.iter("memberdef"):
                 if member.get("kind") != "function" or member.get("prot") != "public":

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 
 #include "ggml.h"
@@ -42,6 +43,13 @@ struct attention_node
     [[nodiscard]] float const* sinks() const noexcept
     {
         return node->src[4] == nullptr ? nullptr : static_cast<float const*>(node->src[4]->data);
+    }
+    /// [query_heads, 1]  likewise, for a call of mdkv.
+    template <mdkv::backend B>
+    [[nodiscard]] std::optional<mdkv::in_view<float, 2, B>> sink_logits(B const& on) const
+    {
+        if (sinks() == nullptr) { return std::nullopt; }
+        return mdkv::in(on, sinks(), query_heads(), 1);
     }
 
     /// Cells of a cache; the node may look at fewer.

@@ -18,27 +18,7 @@
 namespace mdkv_ggml
 {
 
-/// [Hq, count]  the sinks' logits, repeated for `count` queries; or none
-[[nodiscard]] inline std::vector<float> sink_logits(attention_node const& node, index_t count)
-{
-    std::vector<float> all;
-    for (index_t i = 0; node.sinks() != nullptr && i < node.query_heads() * count; ++i)
-    {
-        all.push_back(node.sinks()[i / count]);
-    }
-    return all;
-}
-
-/// [heads, n]  a view of numbers, n of each head; none if there are no numbers
-template <mdkv::backend B>
-[[nodiscard]] std::optional<mdkv::in_view<float, 2, B>> in_heads(
-    B const& on, std::vector<float> const& all, index_t heads)
-{
-    if (all.empty()) { return std::nullopt; }
-    return mdkv::in(on, all.data(), heads, std::ssize(all) / heads);
-}
-
-/// The last queries before a place, and the sinks' logits for each. Refers to its node.
+/// The last queries before a place. Refers to its node.
 class last_queries
 {
 public:
@@ -46,7 +26,6 @@ public:
         : node_{node}
         , count_{queries.count_before(end, most)}
         , rows_(static_cast<std::size_t>(count_ * node.query_heads() * node.dims().keys))
-        , sinks_{sink_logits(node, count_)}
     {
         ggml_fp16_to_fp32_row(
             reinterpret_cast<ggml_fp16_t const*>(queries.before(end, count_)), rows_.data(), std::ssize(rows_));
@@ -61,24 +40,20 @@ public:
         auto const [H, D] = std::pair{node_.query_heads(), node_.dims().keys};
         return mdkv::in(on, rows_.data(), {H, count_, D}, {D, H * D, 1});
     }
-    /// [Hq, count]  the sinks' logits as log-sum-exps of keys elsewhere, if there are sinks.
-    template <class B>
-    [[nodiscard]] std::optional<mdkv::in_view<float, 2, B>> sinks(B const& on) const
-    {
-        return in_heads(on, sinks_, node_.query_heads());
-    }
     /// The rows of a layer with these keys and values.
     template <class B>
     [[nodiscard]] mdkv::prompt_rows<B, mdkv::half, float> rows(B const& on, gathered_cells const& cells) const
     {
-        return {.queries = queries(on), .keys = cells.keys(on), .values = cells.values(on), .lse_elsewhere = sinks(on)};
+        return {.queries       = queries(on),
+            .keys          = cells.keys(on),
+            .values        = cells.values(on),
+            .lse_elsewhere = node_.sink_logits(on)};
     }
 
 private:
     attention_node const& node_;
     index_t count_;
-    std::vector<float> rows_;  // [count, Hq, D]
-    std::vector<float> sinks_; // [Hq, count], or none
+    std::vector<float> rows_; // [count, Hq, D]
 };
 
 } // namespace mdkv_ggml

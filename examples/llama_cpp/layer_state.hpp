@@ -14,11 +14,9 @@
 #include <mdkv/recompress.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <exception>
 #include <string>
-#include <tuple>
 
 #include "attention_node.hpp"
 #include "cell_watch.hpp"
@@ -263,8 +261,6 @@ private:
     {
         auto const timer = with.counts.read.start();
         prompt_.read->attend(prompt_.place, node, of_.cells, with);
-        mdkv::workspace none{mdkv::cpu::host_memory{}};
-        add_sinks(node.sinks(), with.log_sum.data(), node.output(mdkv::cpu::backend{&none}, 0, node.tokens()));
         remember_last(node, before, with.chosen.preset.queries);
         give_back(node, before + node.tokens(), with);
         watch_.cut_tail(0); // rows of a graph that was not computed to its end
@@ -339,7 +335,7 @@ private:
         try
         {
             with.lend([&](mdkv::cpu::backend on) {
-                options.lse_elsewhere = by.sinks(on);
+                options.lse_elsewhere = node.sink_logits(on);
                 return mdkv::recompress(on, by.queries(on), p.ratios, options, cache_);
             });
         }
@@ -381,24 +377,10 @@ private:
             auto const timer = with.counts.attend.start();
             with.log_sum.resize(static_cast<std::size_t>(node.query_heads() * n));
             with.lend_reading(cache_.arena_bytes() + cache_.tail_bytes(), [&](mdkv::cpu::backend on) {
-                mdkv::attend(on, node.queries(on, i, n), cache_, {}, node.output(on, i, n),
-                    mdkv::out(on, with.log_sum.data(), node.query_heads(), n));
-                add_sinks(node.sinks(), with.log_sum.data(), node.output(on, i, n));
+                mdkv::attend(on, node.queries(on, i, n), cache_, {.lse_elsewhere = node.sink_logits(on)},
+                    node.output(on, i, n), mdkv::out(on, with.log_sum.data(), node.query_heads(), n));
             });
             i += n;
-        }
-    }
-
-    /// A sink is a token whose value is zero: it only takes its part of the softmax.
-    template <class Output>
-    static void add_sinks(float const* sinks, float const* log_sum, Output const& output)
-    {
-        auto const [heads, tokens, dim] = std::tuple{output.extent(0), output.extent(1), output.extent(2)};
-        for (index_t row = 0; sinks != nullptr && row < heads * tokens; ++row)
-        {
-            index_t const h   = row / tokens;
-            float const share = 1 / (1 + std::exp(sinks[h] - log_sum[row]));
-            for (index_t d = 0; d < dim; ++d) { output(h, row % tokens, d) *= share; }
         }
     }
 

@@ -168,14 +168,13 @@ private:
         if (place == 0) { forget_part(with); }
         mdkv::expects(place == next_, "the layers of a prompt came in another order than before");
         gathered_cells const part{with.threads, node, cells, tokens(), n};
-        std::vector<float> const logits = sink_logits(node, n);
         with.log_sum.resize(static_cast<std::size_t>(node.query_heads() * n));
         with.lend([&](host on) {
             (*reader_)->attend(on, place,
                 {.queries          = queries(on),
                     .keys          = part.keys(on),
                     .values        = part.values(on),
-                    .lse_elsewhere = in_heads(on, logits, node.query_heads())},
+                    .lse_elsewhere = node.sink_logits(on)},
                 output(on), mdkv::out(on, with.log_sum.data(), node.query_heads(), n));
         });
         if (++next_ < std::ssize(caches_)) { return; }

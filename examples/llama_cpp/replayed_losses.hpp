@@ -37,13 +37,12 @@ public:
         auto const timer = with.counts.replay.start();
         if (!prompt_) { begin(node, with.chosen.preset); }
         gathered_cells const part{with.threads, node, cells, before, node.tokens()};
-        std::vector<float> const logits = sink_logits(node, node.tokens());
         with.lend([&](mdkv::cpu::backend on) {
             (*prompt_)->read_chunk(on, 0, before,
                 {.queries          = node.queries(on, 0, node.tokens()),
                     .keys          = part.keys(on),
                     .values        = part.values(on),
-                    .lse_elsewhere = in_heads(on, logits, node.query_heads())});
+                    .lse_elsewhere = node.sink_logits(on)});
         });
         for (index_t t = 0; t < node.tokens(); ++t) { words_.push_back(node.word(cells[before + t])); }
     }

@@ -20,6 +20,6 @@ say "the package: building (log: $packages.log)"
 mkdir -p "$mdkv_root/build"
 rm -rf "$packages"
 CXX=$mdkv_cxx "$python" -m pip install -q --disable-pip-version-check --no-deps --target "$packages" \
-    "$mdkv_root" >"$packages.log" 2>&1 || die 1 "the package could not be built; see $packages.log"
+    -C cmake.define.MDKV_PYTHON_CUDA=OFF "$mdkv_root" >"$packages.log" 2>&1 || die 1 "the package could not be built; see $packages.log"
 model=${MDKV_MODEL:-$mdkv_cache/$(basename "$model_member")}
 PYTHONPATH=$packages exec "$python" "$mdkv_root/examples/python/three_questions.py" --model "$model" "$@"

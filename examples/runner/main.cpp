@@ -61,13 +61,10 @@ int print_policies()
 {
     for (runner::policy const& p : runner::all_policies())
     {
-        std::string parameters;
-        for (std::string const& one : p.parameters)
-        {
-            parameters += (parameters.empty() ? "; parameters: " : ", ") + one;
-        }
+        std::string text;
+        for (std::string const& one : p.parameters) { text += (text.empty() ? "; parameters: " : ", ") + one; }
         std::printf("%-18s %s%s%s%s\n", p.name.c_str(), p.keeps.c_str(), p.source.empty() ? "" : "; ", p.source.c_str(),
-            parameters.c_str());
+            text.c_str());
     }
     return 0;
 }

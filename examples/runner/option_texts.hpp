@@ -35,11 +35,8 @@ template <class Integer>
 {
     Integer value{};
     auto const [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (problem != std::errc{} || end != text.data() + text.size())
-    {
-        throw mdkv::invalid_argument{
-            std::string{what} + ": \"" + std::string{text} + "\" is not a whole number in range"};
-    }
+    mdkv::expects(problem == std::errc{} && end == text.data() + text.size(), std::string{what}, ": \"",
+        std::string{text}, "\" is not a whole number in range");
     return value;
 }
 
@@ -78,16 +75,7 @@ template <class Integer>
 
 [[nodiscard]] inline char const* text_of(mdkv::storage kind) noexcept
 {
-    switch (kind)
-    {
-        case mdkv::storage::int8:
-            return "int8";
-        case mdkv::storage::int4:
-            return "int4";
-        case mdkv::storage::plain:
-            break;
-    }
-    return "plain";
+    return kind == mdkv::storage::int8 ? "int8" : kind == mdkv::storage::int4 ? "int4" : "plain";
 }
 
 /// What `parse_rung` reads as this rung.
@@ -113,10 +101,8 @@ template <class Integer>
     if (text.ends_with('%'))
     {
         auto const parts = split(text.substr(0, text.size() - 1), '.');
-        if (parts.size() > 2 || (parts.size() == 2 && parts[1].size() > 6))
-        {
-            throw mdkv::invalid_argument{"budget: \"" + std::string{text} + "\" is not a percentage"};
-        }
+        mdkv::expects(parts.size() == 1 || (parts.size() == 2 && parts[1].size() <= 6), "budget: \"", std::string{text},
+            "\" is not a percentage");
         mdkv::index_t num = parse_integer<std::int32_t>("budget", parts[0]);
         mdkv::index_t den = 100;
         for (std::size_t i = 0; parts.size() == 2 && i < parts[1].size(); ++i)
@@ -124,10 +110,7 @@ template <class Integer>
             num = num * 10 + parse_integer<std::int32_t>("budget", parts[1].substr(i, 1));
             den *= 10;
         }
-        if (num < 0 || num > den)
-        {
-            throw mdkv::invalid_argument{"budget: " + std::string{text} + " is not within 0% and 100%"};
-        }
+        mdkv::expects(num >= 0 && num <= den, "budget: ", std::string{text}, " is not within 0% and 100%");
         return mdkv::budget::fraction(num, den);
     }
     auto const fraction = split(text, '/');

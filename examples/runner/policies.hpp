@@ -74,7 +74,9 @@ struct policy
     mdkv::preset options = mdkv::presets::evict; // for caches made of rungs; selected ones use its pooling
     bool while_reading   = false; // compressed chunk by chunk, in memory that does not grow with the prompt
     std::optional<float> slack{}; // reader_options::slack
-    double beta = 0;              // how uneven pyramid and head_scores are
+    std::int64_t tail = 0;        // appended tokens that are folded into the layer's own bytes at a time; 0: none are
+    bool grows        = false;    // whether these bytes grow with the text
+    double beta       = 0;        // how uneven pyramid and head_scores are
     std::string head_scores{};    // file
     std::string label{};          // the name and whatever was set: how tables and files call it
     backend_kind backend = backend_kind::cpu;
@@ -90,7 +92,7 @@ struct policy
     /// those whose rungs are chosen on the CPU for all layers.
     [[nodiscard]] bool runs_on_device() const noexcept
     {
-        return !while_reading
+        return !while_reading && tail == 0
                && (one_budget()
                    || (((kind == cache_kind::mixed && !replays()) || whole()) && share == sharing::uniform));
     }
@@ -149,7 +151,7 @@ struct policy
         p.label = p.name;
         if (p.kind == k::mixed)
         {
-            p.parameters.insert(p.parameters.begin(), {"pool", "pooling", "ratios", "budget"});
+            p.parameters.insert(p.parameters.begin(), {"pool", "pooling", "ratios", "budget", "tail", "grows"});
             if (p.replays())
             {
                 p.parameters.insert(
@@ -232,6 +234,8 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     else if (parameter == "ahead") { o.replayed->ahead = whole(0); }
     else if (parameter == "join") { o.replayed->join = static_cast<float>(number(0, 1e6, "between 0 and 1000000")); }
     else if (parameter == "while_reading") { p.while_reading = either("yes", "no"); }
+    else if (parameter == "tail") { p.tail = whole(1); }
+    else if (parameter == "grows") { p.grows = either("yes", "no"); }
     else if (parameter == "slack") { p.slack = static_cast<float>(number(0, 100, "between 0 and 100")); }
     else if (parameter == "budget")
     {
@@ -259,26 +263,16 @@ inline void set_parameter(policy& p, std::string_view parameter, std::string_vie
     std::size_t const open = text.find('[');
     policy p               = find_policy(text.substr(0, open));
     if (open == std::string_view::npos) { return p; }
-    if (!text.ends_with(']'))
-    {
-        throw mdkv::invalid_argument{"policy \"" + std::string{text} + "\": the closing ] is missing"};
-    }
+    mdkv::expects(text.ends_with(']'), "policy \"", std::string{text}, "\": the closing ] is missing");
     for (std::string_view const part : split(text.substr(open + 1, text.size() - open - 2), '+'))
     {
         std::size_t const equals = part.find('=');
-        if (equals == std::string_view::npos)
-        {
-            throw mdkv::invalid_argument{"policy \"" + std::string{text} + "\": \"" + std::string{part}
-                                         + "\" is not of the form parameter=value"};
-        }
+        mdkv::expects(equals != std::string_view::npos, "policy \"", std::string{text}, "\": \"", std::string{part},
+            "\" is not of the form parameter=value");
         set_parameter(p, part.substr(0, equals), part.substr(equals + 1));
     }
-    if ((p.replays() || p.one_budget()) && p.options.ratios.any_projected())
-    {
-        throw mdkv::invalid_argument{"policy \"" + std::string{text}
-                                     + "\": projected rungs, whose bases are known at the prompt's end, have neither "
-                                       "replayed rows nor one budget"};
-    }
+    mdkv::expects(!(p.replays() || p.one_budget()) || !p.options.ratios.any_projected(), "policy \"", std::string{text},
+        "\": projected rungs, whose bases are known at the prompt's end, have neither replayed rows nor one budget");
     p.label = text;
     if (!p.head_scores.empty()) // the folder of a file says nothing in a table
     {

@@ -22,11 +22,15 @@ sequence_cache<T>::sequence_cache(
     : model_{&model}
     , policy_{std::move(chosen)}
     , limit_{limit}
-    , maker_{policy_, limit, model.shape().layers, model.shape().query_heads}
+    , ledger_{policy_.tail > 0 ? std::make_unique<fold_ledger>() : nullptr}
+    , maker_{policy_, limit, model.shape().layers, model.shape().query_heads, ledger_.get()}
     , window_{window}
     , tail_tokens_{tail_tokens}
     , layers_(static_cast<std::size_t>(model.shape().layers))
-{}
+{
+    mdkv::expects(policy_.tail == 0 || !policy_.while_reading, "policy ", policy_.label,
+        ": a cache that is compressed while it is read does not fold its tail");
+}
 
 template <mdkv::element T>
 sequence_cache<T>::sequence_cache(

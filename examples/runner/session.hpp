@@ -56,11 +56,8 @@ private:
     tokenizer const& words, std::string const& path, std::int64_t count, std::string const& why, bool control = false)
 {
     std::vector<std::int32_t> tokens = words.encode(read_text(path), control);
-    if (std::ssize(tokens) < count)
-    {
-        throw mdkv::error{path + " has " + std::to_string(tokens.size()) + " tokens; " + std::to_string(count)
-                          + " are needed (" + why + ")"};
-    }
+    mdkv::expects<mdkv::error>(
+        std::ssize(tokens) >= count, path, " has ", tokens.size(), " tokens; ", count, " are needed (", why, ")");
     tokens.resize(static_cast<std::size_t>(count));
     return tokens;
 }

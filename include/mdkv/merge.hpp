@@ -32,8 +32,7 @@ struct merge_rows
         return B::memory_space == space::host ? (index_t{1} << 20) / bytes + 1 : 1;
     }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const begin = item * rows_each();
         index_t const end   = begin + rows_each() < output.extent(0) ? begin + rows_each() : output.extent(0);

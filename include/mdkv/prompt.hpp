@@ -16,6 +16,7 @@
 #include <mdkv/replay/replay.hpp>
 #include <mdkv/stages/pack.hpp>
 
+#include <concepts>
 #include <optional>
 
 namespace MDKV_NAMESPACE
@@ -47,7 +48,7 @@ struct prompt_shape
 template <backend B, element T, element U = T>
 struct prompt_rows
 {
-    in_view<U, 3, B> queries; ///< [H*G, Q, D]  the last queries, or, in read_chunk, those of its tokens
+    in_view<U, 3, B> queries; ///< [H*G, Q, D]  the last ones (`finish_layer` says how many); in read_chunk all
     in_view<T, 3, B> keys;    ///< [H, N, D]
     in_view<T, 3, B> values;  ///< [H, N, Dv]
 
@@ -90,7 +91,7 @@ checks expects_rows(B const& on, char const* stage, prompt_shape<B> const& shape
         .rows("values", rows.values, {shape.heads, tokens, shape.dims.values}, "H,N,Dv")
         .rows("queries", rows.queries, {heads, queries, shape.dims.keys}, "H*G,Q,D")
         .in("lse", rows.lse, {{heads, queries}}, "H*G,Q")
-        .in("lse_elsewhere", rows.lse_elsewhere, {{heads, queries}}, "H*G,Q");
+        .of_queries("lse_elsewhere", rows.lse_elsewhere, heads, queries, "H*G,Q");
     return rest;
 }
 
@@ -127,11 +128,12 @@ compress_report pack_layer(B const& on, prompt_work<B, T, U> const& of, index_t 
 /// The constructor takes the state of all layers from the workspace of its backend, until the object ends; every call takes
 /// scratch from the workspace of its own backend. Nothing else is allocated but the caches of owners (`pack`).
 ///
-/// Layers may come in any order, and the chunks of a layer in the order of the text. A call that throws invalid_argument,
-/// or what the workspace's memory throws if there is none left, has changed nothing and may be made again, but
-/// `allocate` may have chosen no rungs then. If an executor or a device throws, only the destructor may be called; `pack` never
-/// changes the prompt.
+/// Layers may come in any order, and the chunks of a layer in the order of the text. A call that throws invalid_argument, or what
+/// the workspace's memory throws if there is none left, has changed nothing and may be made again, but `allocate` may have chosen
+/// no rungs then. If an executor or a device throws, only the destructor may be called; `pack` never changes the prompt.
 ///
+/// \tparam T  element type of keys, values and caches
+/// \tparam U  element type of queries: `prompt<B, half, float>` for queries in float
 /// \see    tests/unit/prompt.cpp, examples/best.cpp, docs/integrate.md
 template <backend B, element T, element U = T>
 class prompt
@@ -221,14 +223,15 @@ public:
     ///
     /// \param on     backend: threads, scratch
     /// \param layer  0 to L - 1
-    /// \param rows   N tokens, window included, the same number in every layer; Q >= 1 last queries, of which the last
-    ///               `preset::queries` score. `lse` saves work, and `pack` needs it if the preset makes stand-ins
+    /// \param rows   N tokens, window included, the same number in every layer; Q last queries, 1 to N, best `preset::queries`
+    ///               (64) of a longer prompt: more are not used; fewer choose worse, and below `refit_part::span` (64)
+    ///               `pack` refits no values. `lse` is needed if the preset makes stand-ins, and otherwise saves work
     /// \cost   the sum of the stages: fit_basis or fit_channels, score unless the preset only replays, pool, join,
     ///         add_leverage; scratch O(H*R*N) and score's scratch
     /// \sync   returns when done (cpu); enqueued on the stream (gpu), but the search for NaNs and infinities waits
     /// \order  bitwise reproducible for equal inputs, for any number of threads
-    /// \throws invalid_argument        a shape disagrees, the layer is finished, or the preset replays and tokens before the
-    ///                                 window were not read
+    /// \throws invalid_argument        a shape disagrees, the layer is finished, `lse` is missing, or the preset replays and
+    ///                                 tokens before the window were not read
     /// \throws non_finite_input        naming layer, head and row, unless `prompt_shape::on_non_finite` is unchecked
     void finish_layer(B const& on, index_t layer, rows_of_layer const& rows)
     {
@@ -245,6 +248,7 @@ public:
         expects(!work_.settings.replayed || work_.progress.of(layer) >= one.tokens, stage, ": of layer ", layer,
             " only ", work_.progress.of(layer), " tokens were read, not all ", one.tokens,
             " before the window (read_chunk)");
+        expects_lse(stage, rows, one.tokens > 0 && work_.settings.ratios.can_drop() ? work_.settings.stand_ins : 0);
         detail::expects_finite_rows(on, work_.shape, layer, rows);
         if (one.tokens > 0) { work_.find_losses(on, layer, rows, one, agreed); }
         work_.agree(on, stage, agreed, tokens, layer); // if all tokens are the window's
@@ -352,8 +356,9 @@ public:
         work_.progress.expects_layer(stage, layer, work_.shape.layers);
         expects(work_.choice.budget >= 0, stage, ": no rungs were chosen; call allocate first");
         expects_rows(on, stage, rows, tokens_);
-        expects(work_.choice.stand_ins == 0 || rows.lse, stage, ": lse is missing; preset \"", work_.settings.name,
-            "\" makes up to ", work_.choice.stand_ins, " stand-ins, which need it (stand_ins = 0 makes none)");
+        expects_lse(stage, rows, work_.choice.stand_ins);
+        static_assert(std::same_as<typename decltype(to.view())::element_type, T>,
+            "prompt::pack: the cache must have the element type of the prompt's keys: prompt<B, T>, cpu::cache<T>");
         if constexpr (!owner)
         {
             expects(to.layout == layout(), stage, ": to.layout is not that of the preset and the layers");
@@ -375,6 +380,12 @@ private:
         detail::expects_rows(on, stage, work_.shape, rows, tokens, count);
         expects(count >= (tokens > 0 ? 1 : 0) && count <= tokens, stage, ": queries [H*G, Q, D] has Q = ", count,
             "; it must be from 1 to the ", tokens, " tokens");
+    }
+
+    void expects_lse(char const* stage, rows_of_layer const& rows, index_t stand_ins) const
+    {
+        expects(stand_ins == 0 || rows.lse, stage, ": lse is missing; preset \"", work_.settings.name,
+            "\" makes up to ", stand_ins, " stand-ins, which need it (stand_ins = 0 makes none)");
     }
 
     detail::prompt_work<B, T, U> work_;

@@ -86,8 +86,7 @@ public:
     /// \param options  limit, chunk, slack
     /// \param caches   [L]  owners, which outlive the reader and are its own until `finish`. They become empty caches, out of
     ///                 the same memory resource, with room for a chunk
-    /// \cost   state: L*H*R*chunk floats, sinks, the last queries of each layer, and if the preset weighs leverages
-    ///         L*H*D*D doubles
+    /// \cost   state: L*H*R*chunk floats, sinks, the last queries of each layer, and if the preset weighs leverages L*H*D*D doubles
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
     /// \throws invalid_argument        a size or a member of the preset is out of its range, the preset does not replay or
     ///                                 cannot drop, there are not L caches, or the limit is below windows and channels
@@ -104,13 +103,12 @@ public:
     reader& operator=(reader const&) = delete;
     ~reader()                        = default;
 
-    /// Attention of a chunk's tokens in one layer: causal over the chunk, and over what is kept of the tokens before it. The
-    /// tokens become the cache's, uncompressed until the chunk's end, and get their losses. A chunk may come in several calls
-    /// a layer.
+    /// Attention of a chunk's tokens in one layer: causal over the chunk, and over what is kept of the tokens before it. The tokens
+    /// become the cache's, uncompressed until the chunk's end, and get their losses. A chunk may come in several calls a layer.
     ///
     /// \param on      backend: threads, scratch
     /// \param layer   0 to L - 1
-    /// \param rows    Q = N: the chunk's tokens, after position encoding; `lse` is not read
+    /// \param rows    Q = N: the chunk's tokens, after position encoding; `lse` is not read, `lse_elsewhere` is attend's, too
     /// \param[out] output  [H*G, N, Dv]
     /// \param[out] lse     [H*G, N]  see mdkv::attend
     /// \cost   append, attend, replay and pool

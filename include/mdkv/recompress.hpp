@@ -87,11 +87,9 @@ struct recompress_report
 template <class T>
 [[nodiscard]] index_t most_slots(cache_view<T, space::host> const& cache) noexcept
 {
-    index_t most = 0;
-    for (index_t h = 0; h < cache.layout.heads; ++h)
-    {
-        most = (std::max)(most, detail::tokens_of_head(detail::without_const(cache), h));
-    }
+    auto const of = detail::without_const(cache);
+    index_t most  = 0;
+    for (index_t h = 0; h < of.layout.heads; ++h) { most = (std::max)(most, detail::tokens_of_head(of, h)); }
     return most;
 }
 
@@ -112,33 +110,28 @@ struct recompressing; // one call behind its checks: pipeline/recompressing.hpp
 
 } // namespace detail
 
-template <backend B, element U, class E, class Cache>
-recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set const& ratios,
-    recompress_options<B> const& options, cache_view<E, B::memory_space> const& from, Cache& to); // see below
-
 /// Makes room in a grown cache. The last W tokens of window and tail are the new window; the older ones are released, and may
 /// take any rung. Stored tokens keep theirs, and then every bit, or take one of fewer bytes. Losses are measured by the recent
 /// queries against stored values, without the attention of stand-ins, which stay. No projections are made. If the limit holds
 /// all tokens, they stay unchanged. Inside a run tokens are then not in text order.
 ///
 /// \param on              backend: threads, scratch
-/// \param[in]  queries    [H*G, Q, D]  queries of the last Q tokens, after position encoding, of any element type; Q <= W +
-///                        appended tokens
+/// \param[in]  queries    [H*G, Q, D]  queries of the last Q tokens in the cache, after position encoding, of any element type; Q
+///                        from 1 to layout().window (0 if it is in codes, as with `best`) + appended tokens. Two choose
+///                        about as well as eight (docs/accuracy.md); the time of scores grows with Q
 /// \param[in]  ratios     the rungs, those in use in the cache among them; the first must drop tokens
 /// \param[in]  options    limit, pooling and the rest
 /// \param[in,out] cache   the backend's cache (`cpu::cache<T>`, `gpu::cache<T, Resource>`); its tail is empty afterwards
 ///                        and has the same room. Its new memory is taken before the old is freed
 /// \return     the report
-/// \pre    Q >= 1
 /// \cost   score, pool, allocate and pack for the stored tokens; no scores if everything stays. Scratch O(H*M*(R + D)) for M
 ///         tokens in the longest head; allocates the new cache and, in host memory, a copy of the directory, the counts of rungs
 ///         and where heads begin
 /// \sync   returns when done; on a GPU it waits for the device up to thirteen times. Work on the cache must have
 ///         been enqueued on the backend's stream, or be waited for by it; afterwards every stream may work on the cache
 /// \order  bitwise reproducible for equal inputs, for any number of threads
-/// \throws invalid_argument        the cache has no layout; shapes disagree; the limit is below window and stand-ins
-///                                 (naming the least that works); the set cannot drop; an option is negative or not
-///                                 finite
+/// \throws invalid_argument        the cache has no layout; shapes disagree; the limit is below window and stand-ins (naming the
+///                                 least that works); the set cannot drop; an option is negative or not finite
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens to be scored hold a NaN or an infinity (naming head and slot, or row of the
 ///                                 window), or a loss does, e.g. of a `lse_elsewhere` above 1e30; gpu: of query weights, too
@@ -159,6 +152,7 @@ recompress_report recompress(
 /// \param[in]  queries    as above
 /// \param[in]  chosen     preset of the cache
 /// \param[in,out] cache   as above
+/// \param[in]  lse_elsewhere  see recompress_options
 /// \return     the report
 /// \cost   as above
 /// \sync   as above
@@ -166,12 +160,16 @@ recompress_report recompress(
 /// \throws invalid_argument   as above, and the other errors; the cache has no limit of its own
 /// \see    tests/unit/recompress.cpp, docs/start.md
 template <backend B, element U, class Cache>
-recompress_report recompress(B const& on, in_view<U, 3, B> queries, preset const& chosen, Cache& cache)
+recompress_report recompress(B const& on, in_view<U, 3, B> queries, preset const& chosen, Cache& cache,
+    std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt)
 {
+    static_assert(
+        requires { cache.fold_limit; }, "recompress: a view has no fold_limit: give an owner, or fold_options");
     expects(cache.fold_limit > 0, "recompress: the cache's fold_limit is ", cache.fold_limit,
         "; set it, or give recompress_options a limit");
-    return recompress(
-        on, queries, chosen.ratios, fold_options<B>(chosen, budget::bytes(cache.fold_limit), queries.extent(1)), cache);
+    auto options          = fold_options<B>(chosen, budget::bytes(cache.fold_limit), queries.extent(1));
+    options.lse_elsewhere = lse_elsewhere;
+    return recompress(on, queries, chosen.ratios, options, cache);
 }
 
 /// The same into another cache: `from` stays as it is, e.g. the prefix of many questions, in a file even. A question that was
@@ -202,10 +200,9 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     index_t const heads                         = layout.heads;
     expects(layout.rungs > 0, "recompress: the cache has no layout: nothing was packed into it, or it was moved from");
     bool const in_place = to.view().heads == stored.heads;
-    if (heads == 0 && in_place) { return {}; }
     if (heads == 0)
     {
-        to = to.like(layout, 0, 0);
+        if (!in_place) { to = to.like(layout, 0, 0); }
         return {};
     }
     detail::host_directory const fetched{on, stored};
@@ -218,9 +215,9 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     expects(rows == heads * query_group && query_group >= 1, "recompress: queries [H*G, Q, D] has ", rows,
         " query heads, which ", heads, " KV heads do not divide");
     expects(queries.extent(1) >= 1 && queries.extent(1) <= recent,
-        "recompress: queries [H*G, Q, D] has Q = ", queries.extent(1),
-        "; it must be at least 1 and at most the window and the appended tokens, ", layout.window, " + ",
-        *directory.appended);
+        "recompress: queries [H*G, Q, D] has Q = ", queries.extent(1), "; it must be from 1 to ", recent,
+        ", the tokens of the window (", layout.window, "; none if it is in codes) and the tail (", *directory.appended,
+        ")");
     expects(ratios.can_drop(), "recompress: the ratio set has no rung that drops a token");
     ratios.expects_ascending(layout.dims, sizeof(T));
     detail::expects_not_negative("recompress", "scale", options.scale);
@@ -233,7 +230,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     c.bytes("cache.arena", stored.arena, stored.arena_bytes, in_place);
     c.bytes("cache.tail", stored.tail, heads * stored.tail_head_bytes(), in_place);
     c.in("options.query_weights", options.query_weights, {{queries.extent(1)}}, "Q");
-    c.in("options.lse_elsewhere", options.lse_elsewhere, {{rows, queries.extent(1)}}, "H*G,Q");
+    c.of_queries("options.lse_elsewhere", options.lse_elsewhere, rows, queries.extent(1), "H*G,Q");
     if (options.sources)
     {
         index_t const capacity = options.sources->extent(1);

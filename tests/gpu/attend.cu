@@ -94,6 +94,8 @@ TEST_CASE("tokens stored as codes are attended on the GPU as on the CPU, next to
     {
         check<half, float>({.heads = 1, .tokens = 90, .window = 17, .dims = dims, .rungs = codes, .common = 5}, 2);
     }
+    check<half, half>({.heads = 4, .tokens = 40, .window = 3, .dims = {512, 512}, .rungs = codes}, 8);   // Gemma 4
+    check<half, half>({.heads = 2, .tokens = 60, .window = 3, .dims = {256, 256}, .rungs = rotated}, 6); // Qwen 3.5
     // Keys of two coordinates take more bytes as codes than as elements.
     check<half, float>({.heads = 1, .tokens = 150, .window = 2, .dims = {2, 16}, .rungs = {drop, full_int8, full}}, 2);
     check<bfloat16, bfloat16>({.heads = 1, .tokens = 90, .window = 2, .dims = {64, 64}, .rungs = codes}, 2);
@@ -285,7 +287,7 @@ TEST_CASE("empty rungs, windows alone, tails of every length and empty caches ar
         for (index_t tokens = 1; tokens <= capacity; tokens += capacity > 20 ? 11 : 8)
         {
             append_random(cache, random, tokens - cache.appended());
-            expects_same<half, float>(cache, random_queries<float>(4, 24), attend_options{.scale = 0.3F});
+            expects_same<half, float>(cache, random_queries<float>(4, 24), {.scale = 0.3F});
             expects_same<half, float>(cache, random_queries<float>(4, 24));
         }
     }
@@ -303,6 +305,22 @@ TEST_CASE("queries of the last n tokens at once see the same tokens on the GPU a
         q.assign(random_queries<float>(4 * n, 64).elements());
         expects_same<half, float>(cache, q);
     }
+}
+
+TEST_CASE("sink logits take their part of the softmax on the GPU as on the CPU")
+{
+    std::vector<float> const sinks{
+        -std::numeric_limits<float>::infinity(), 0.0F, 2.5F, 30.0F, 1e4F, -3.0F, -1e4F, 1.0F};
+    packed_layer<half> const layer{{.heads = 2, .tokens = 300, .window = 3, .dims = {64, 24}, .rungs = rotated}};
+    auto cache = layer.packed(90);
+    expects_same<half, half>(cache, random_queries<half>(8, 64), {.sinks = sinks});
+    support::source random{"gpu/sinks"};
+    append_random(cache, random, 80);
+    tensor<float, 3> q{{8, 17, 64}};
+    q.assign(random_queries<float>(8 * 17, 64).elements());
+    expects_same<half, float>(cache, q, {.sinks = sinks});
+    packed_layer<half> const empty{{.heads = 2, .tokens = 0, .window = 0, .dims = {64, 24}}};
+    expects_same<half, half>(empty.packed(), random_queries<half>(8, 64), {.sinks = sinks});
 }
 
 TEST_CASE("a batch of sequences has on the GPU the bits of a call for each, in one launch or several")

@@ -128,7 +128,7 @@ TEST_CASE("keys and queries near the limits of half are attended on the GPU")
                 narrow<half>(widen(q.get(0, d)) * 1e4F), 0, d); // far above half's largest number if scales multiply it
             q.set(narrow<half>(widen(q.get(1, d)) * 1e-3F), 1, d);
         }
-        expects_same<half, half>(cache, q, attend_options{.scale = 1e-9F});
+        expects_same<half, half>(cache, q, {.scale = 1e-9F});
     }
 }
 

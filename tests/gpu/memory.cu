@@ -9,6 +9,7 @@
 #include "gpu/support/device.hpp"
 #include "support/host.hpp"
 
+#include <cuda/stream_ref>
 #include <doctest/doctest.h>
 
 namespace
@@ -17,6 +18,26 @@ namespace
 using namespace mdkv;
 using support::device_resource;
 using bytes = gpu::device_bytes<device_resource>;
+
+/// The shape of RMM's resources before 26.06, and with a stream of CCCL's that of later ones and of CCCL's own.
+struct stream_last
+{
+    device_resource& in;
+    void* allocate_async(std::size_t n, std::size_t to, cudaStream_t on) { return in.allocate(on, n, to); }
+    void deallocate_async(void* p, std::size_t n, std::size_t to, cudaStream_t on) noexcept
+    {
+        in.deallocate(on, p, n, to);
+    }
+};
+struct stream_of_cccl
+{
+    device_resource& in;
+    void* allocate(cuda::stream_ref on, std::size_t n, std::size_t to) { return in.allocate(on.get(), n, to); }
+    void deallocate(cuda::stream_ref on, void* p, std::size_t n, std::size_t to) noexcept
+    {
+        in.deallocate(on.get(), p, n, to);
+    }
+};
 
 static_assert(gpu::memory_resource<gpu::pool_resource>);
 static_assert(!gpu::memory_resource<int>);
@@ -40,6 +61,17 @@ TEST_CASE("device bytes go back to the resource they came from, once, also when 
         CHECK(resource.outstanding() == 1);
     }
     CHECK(resource.outstanding() == 0);
+}
+
+TEST_CASE_TEMPLATE("resources of other libraries are used as they are", R, stream_last, stream_of_cccl)
+{
+    device_resource pieces;
+    R resource{pieces};
+    {
+        gpu::device_bytes<R> const one{100, {nullptr, &resource}};
+        CHECK(pieces.outstanding() == 1);
+    }
+    CHECK(pieces.outstanding() == 0);
 }
 
 TEST_CASE("a resource that has nothing left, and a negative size, leave nothing behind")

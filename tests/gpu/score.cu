@@ -176,6 +176,7 @@ TEST_CASE("score on the GPU agrees with the CPU for any numbers of tokens, queri
     }
     check<half>({.heads = 1, .group = 4, .queries = 32, .tokens = 330, .window = 32});                // tiles of 64
     check<half>({.heads = 1, .group = 4, .queries = 32, .tokens = 70, .dim = 256, .value_dim = 256}); // of 32
+    check<half>({.heads = 1, .group = 8, .queries = 16, .tokens = 40, .dim = 512, .value_dim = 512});
     check({.heads = 1, .group = 1, .queries = 3, .tokens = 1300, .dim = 16, .value_dim = 16});
     for (index_t const group : {1, 2, 5, 9})
     {

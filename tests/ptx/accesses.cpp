@@ -104,6 +104,8 @@ constexpr u64 each_byte = 0x0101010101010101;
         {
             return {gpu.memory + at, gpu.state + at, gpu.cells + at / 4, static_cast<u32>(at % 4)};
         }
+        static u8 of_host[16] = {3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3}; // as much as an access may have
+        if (at >= device::bytes && host_memory()) { return {reinterpret_cast<std::byte*>(address), of_host}; }
         report("access outside of what is allocated", w, i, lane, hexadecimal(address));
         return {};
     }
@@ -224,9 +226,9 @@ void atomic(warp& w, instruction const& i, lanes who)
 void arrive(block& b, flying_copy const& copy)
 {
     device const& gpu = the_device();
-    if (gpu.owns(copy.from, copy.bytes))
+    if (gpu.owns(copy.from, copy.bytes) || (host_memory() && !gpu.has(copy.from)))
     {
-        std::memcpy(b.shared.data() + copy.to, gpu.memory + (copy.from - gpu.base), copy.bytes);
+        std::memcpy(b.shared.data() + copy.to, gpu.at(copy.from), copy.bytes);
     }
 }
 
@@ -240,7 +242,7 @@ void arrive(block& b, flying_copy const& copy)
         {
             if (other.to >= mine.to + mine.bytes || mine.to >= other.to + other.bytes) { continue; }
             u32 const first = std::max(other.to, mine.to), end = std::min(other.to + other.bytes, mine.to + mine.bytes);
-            auto const source = [&](flying_copy const& c) { return gpu.memory + (c.from - gpu.base) + (first - c.to); };
+            auto const source = [&](flying_copy const& c) { return gpu.at(c.from) + (first - c.to); };
             if (std::memcmp(source(other), source(mine), end - first) != 0) { return false; }
         }
     }

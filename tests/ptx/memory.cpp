@@ -94,6 +94,12 @@ std::mt19937& random()
     return one;
 }
 
+bool host_memory()
+{
+    static bool const allowed = std::getenv("MDKV_PTX_HOST_MEMORY") != nullptr;
+    return allowed;
+}
+
 bool reported(char const* kind, void const* where)
 {
     auto const found = counts().find({kind, where});

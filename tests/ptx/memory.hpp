@@ -24,6 +24,9 @@ enum class order : std::uint8_t
 /// For orders: the same in every run of a seed.
 [[nodiscard]] std::mt19937& random();
 
+/// MDKV_PTX_HOST_MEMORY=1: kernels may also use the host's memory, unchecked, for programs whose tensors lie there.
+[[nodiscard]] bool host_memory();
+
 // --- faults ------------------------------------------------------------------------------------------------------------
 
 /// Counts a fault, and prints it if nothing was reported of this kind at `place` before.
@@ -56,6 +59,11 @@ struct device
     cell* cells         = nullptr; ///< one for each four of memory
 
     [[nodiscard]] bool has(std::uint64_t address) const { return address - base < bytes; }
+    /// Where the bytes are: the host's own if they are not the device's.
+    [[nodiscard]] std::byte* at(std::uint64_t address) const
+    {
+        return has(address) ? memory + (address - base) : reinterpret_cast<std::byte*>(address);
+    }
     /// Whether all of it is allocated.
     [[nodiscard]] bool owns(std::uint64_t address, std::uint64_t size) const;
     /// 0 if there is no room.

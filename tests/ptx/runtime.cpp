@@ -185,8 +185,7 @@ cudaError_t copy(void* to, void const* from, std::size_t bytes)
         host_fault("cudaMemcpy", "beyond what is allocated");
         return cudaErrorInvalidValue;
     }
-    std::memmove(
-        to_gpu ? gpu.memory + (target - gpu.base) : to, from_gpu ? gpu.memory + (source - gpu.base) : from, bytes);
+    std::memmove(gpu.at(target), gpu.at(source), bytes);
     if (!to_gpu) { return cudaSuccess; }
     std::uint8_t* const state = gpu.state + (target - gpu.base);
     if (from_gpu) { std::memmove(state, gpu.state + (source - gpu.base), bytes); }
@@ -357,6 +356,14 @@ cudaError_t cudaFree(void* memory)
     if (ptx::the_device().release(reinterpret_cast<std::uint64_t>(memory))) { return cudaSuccess; }
     host_fault("cudaFree", "of what was not allocated");
     return said(cudaErrorInvalidValue);
+}
+cudaError_t cudaMallocAsync(void** to, std::size_t bytes, cudaStream_t)
+{
+    return cudaMalloc(to, bytes);
+}
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t)
+{
+    return cudaFree(memory);
 }
 cudaError_t cudaMemcpy(void* to, void const* from, std::size_t bytes, cudaMemcpyKind)
 {

@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -15,51 +13,22 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
-#include "runner/decode.hpp"
 #include "runner/language_model.hpp"
 #include "runner/policies.hpp"
-#include "runner/prefill.hpp"
-#include "runner/scratch_memory.hpp"
 #include "runner/sequence_cache.hpp"
 #include "runner/systems/fold_plan.hpp"
+#include "support/continued.hpp"
 #include "support/host.hpp"
 #include "support/synthetic_llama.hpp"
 
 namespace
 {
 
+using support::continue_compressed;
 using support::error_text;
 
 constexpr std::int64_t window = 8;
 constexpr std::int64_t every  = 12;
-
-/// Logits of the tokens after the first `context`, fed one by one.
-template <class T>
-std::vector<float> decoded(runner::language_model const& model, std::vector<std::int32_t> const& tokens,
-    std::int64_t context, runner::sequence_cache<T>& cache)
-{
-    runner::scratch_memory scratch;
-    auto const first = std::span{tokens}.first(static_cast<std::size_t>(context));
-    static_cast<void>(runner::prefill<T>(
-        model, first, runner::queries_to_keep(cache.chosen(), window, context), {},
-        [&](runner::layer_kv<T> const& kv) { cache.compress_layer(kv, {}, scratch); },
-        [](std::int64_t, std::int64_t) { return true; }));
-    std::vector<float> all;
-    std::vector<float> logits(static_cast<std::size_t>(model.shape().vocabulary));
-    runner::decode_workspace space;
-    for (auto position = context; position < std::ssize(tokens); ++position)
-    {
-        std::int32_t const token = tokens[static_cast<std::size_t>(position)];
-        runner::decode_step(
-            model, std::span{&token, 1}, std::span{&position, 1}, {},
-            [&](std::int64_t layer, std::int64_t, float const* q, float const* k, float const* v, float* out) {
-                cache.attend(layer, q, k, v, out, {});
-            },
-            logits, space);
-        all.insert(all.end(), logits.begin(), logits.end());
-    }
-    return all;
-}
 
 runner::language_model small_model()
 {
@@ -82,8 +51,7 @@ TEST_CASE("a long generation's cache never takes more than it may, by the count 
         CAPTURE(context);
         auto cache = runner::sequence_cache<mdkv::half>::folding(
             model, runner::parse_policy(policy), bytes, every, window, "--fold-every");
-        auto const logits = decoded(model, tokens, context, cache);
-        for (float const x : logits) { REQUIRE(std::isfinite(x)); }
+        for (float const x : continue_compressed(model, tokens, context, cache)) { REQUIRE(std::isfinite(x)); }
         runner::fold_ledger const& ledger = *cache.folds();
         CHECK(ledger.memory.most_bytes() <= bytes);
         CHECK(ledger.memory.most_bytes() > bytes * 3 / 4);
@@ -105,8 +73,8 @@ TEST_CASE("where the memory holds all there is, folding changes nothing but the 
     auto folding      = runner::sequence_cache<float>::folding(
         model, runner::find_policy("by_window"), std::int64_t{1} << 20, every, window, "--fold-every");
     runner::sequence_cache<float> whole{model, runner::find_policy("full"), mdkv::budget::kv_size(1), window, 100};
-    auto const found    = decoded(model, tokens, 40, folding);
-    auto const expected = decoded(model, tokens, 40, whole);
+    auto const found    = continue_compressed(model, tokens, 40, folding);
+    auto const expected = continue_compressed(model, tokens, 40, whole);
     REQUIRE(found.size() == expected.size());
     double worst = 0;
     for (std::size_t i = 0; i < found.size(); ++i)
@@ -116,6 +84,26 @@ TEST_CASE("where the memory holds all there is, folding changes nothing but the 
     CHECK(worst < 1e-4);
     CHECK(folding.folds()->folds == 3 * 7);
     CHECK(whole.folds() == nullptr);
+}
+
+TEST_CASE("tails are folded into their layers' own bytes, which stay or grow with the text")
+{
+    auto const model  = small_model();
+    auto const tokens = support::random_tokens(400, model.shape().vocabulary, 1);
+    for (std::string const policy :
+        {"best[tail=16", "best[tail=16+grows=yes", "by_window[tail=16", "by_window[tail=16+grows=yes"})
+    {
+        auto const chosen = runner::parse_policy(policy + "]");
+        runner::sequence_cache<mdkv::half> cache{model, chosen, mdkv::budget::fraction(1, 4), window, 0};
+        for (float const x : continue_compressed(model, tokens, 200, cache)) { REQUIRE(std::isfinite(x)); }
+        CHECK(cache.folds()->folds == 3 * 12);
+        auto const limit = cache.full_bytes() / 4 * (chosen.grows ? 200 + 12 * 16 : 200) / 200;
+        CHECK(cache.resident_bytes() <= limit);
+        CHECK(cache.resident_bytes() > limit * 9 / 10);
+    }
+    auto const reading = runner::parse_policy("best[tail=16+while_reading=yes]");
+    CHECK_THROWS_AS(
+        (runner::sequence_cache<float>{model, reading, mdkv::budget::kv_size(9), 8, 0}), mdkv::invalid_argument);
 }
 
 TEST_CASE("memory that cannot be kept to is refused by name, and the least that can is enough")
@@ -139,7 +127,7 @@ TEST_CASE("memory that cannot be kept to is refused by name, and the least that 
     auto const least = std::stoll(said.substr(said.find(named) + named.size()));
     CHECK(text("by_window", least - 1) != "threw nothing");
     auto cache = make("by_window", least);
-    decoded(model, support::random_tokens(60, model.shape().vocabulary, 3), 30, cache);
+    continue_compressed(model, support::random_tokens(60, model.shape().vocabulary, 3), 30, cache);
     CHECK(cache.folds()->memory.most_bytes() <= least);
     CHECK(cache.folds()->folds == 3 * 2);
 }

@@ -18,15 +18,17 @@
 #include <mdkv/core/error.hpp>
 #include <mdkv/core/types.hpp>
 
-#include "runner/decode.hpp"
 #include "runner/language_model.hpp"
 #include "runner/policies.hpp"
 #include "runner/prefill.hpp"
+#include "support/continued.hpp"
 #include "support/full_cache.hpp"
 #include "support/synthetic_llama.hpp"
 
 namespace
 {
+
+using support::continue_compressed, support::continue_with;
 
 constexpr std::int64_t window = 8;
 
@@ -38,46 +40,6 @@ std::vector<std::int32_t> text(std::int64_t count, std::int64_t vocabulary)
         ids.push_back(static_cast<std::int32_t>((i * 17 + i * i * 5) % vocabulary));
     }
     return ids;
-}
-
-/// Logits of the tokens after `context`, fed one by one through whatever cache `load` and `attend` stand for.
-template <class T, class Load, class Attend, class OnChunk = runner::ignore_chunks>
-std::vector<float> continue_with(runner::language_model const& model, std::vector<std::int32_t> const& tokens,
-    std::int64_t context, Load load, Attend attend, std::int64_t queries = window, OnChunk on_chunk = {})
-{
-    auto const first = std::span{tokens}.first(static_cast<std::size_t>(context));
-    static_cast<void>(runner::prefill<T>(
-        model, first, queries, {}, load, [](std::int64_t, std::int64_t) { return true; }, on_chunk));
-    auto const vocabulary = static_cast<std::size_t>(model.shape().vocabulary);
-    std::vector<float> all;
-    std::vector<float> logits(vocabulary);
-    runner::decode_workspace space;
-    for (auto position = context; position < std::ssize(tokens); ++position)
-    {
-        std::int32_t const token = tokens[static_cast<std::size_t>(position)];
-        runner::decode_step(
-            model, std::span{&token, 1}, std::span{&position, 1}, {},
-            [&](std::int64_t layer, std::int64_t, float const* q, float const* k, float const* v, float* out) {
-                attend(layer, q, k, v, out);
-            },
-            logits, space);
-        all.insert(all.end(), logits.begin(), logits.end());
-    }
-    return all;
-}
-
-template <class T>
-std::vector<float> continue_compressed(runner::language_model const& model, std::vector<std::int32_t> const& tokens,
-    std::int64_t context, runner::sequence_cache<T>& cache)
-{
-    runner::scratch_memory scratch;
-    return continue_with<T>(
-        model, tokens, context, [&](runner::layer_kv<T> const& kv) { cache.compress_layer(kv, {}, scratch); },
-        [&](std::int64_t layer, float const* q, float const* k, float const* v, float* out) {
-            cache.attend(layer, q, k, v, out, {});
-        },
-        runner::queries_to_keep(cache.chosen(), window, context),
-        [&](runner::layer_chunk<T> const& chunk) { cache.score_chunk(chunk, context, {}, scratch); });
 }
 
 /// Head scores of a model in a file that lives as long as this does.

@@ -43,6 +43,7 @@ struct text : text_sizes
 
     std::vector<layer<T>> all;
     std::vector<tensor<float, 2>> lse; // [H*G, last]
+    std::vector<float> elsewhere{};    // [H*G, n]  log-sum-exps of keys elsewhere, as for n = 1 sink logits; or none
 
     explicit text(text_sizes const& s, placement how = {})
         : text_sizes{s}
@@ -72,8 +73,14 @@ struct text : text_sizes
     [[nodiscard]] rows part(index_t l, index_t first, index_t n) const
     {
         auto const& x = all[static_cast<std::size_t>(l)];
-        return {mdkv::slice<1>(x.queries.in(), first, n), mdkv::slice<1>(x.keys.in(), first, n),
+        rows of{mdkv::slice<1>(x.queries.in(), first, n), mdkv::slice<1>(x.keys.in(), first, n),
             mdkv::slice<1>(x.values.in(), first, n)};
+        if (!elsewhere.empty())
+        {
+            index_t const columns = std::ssize(elsewhere) / (heads * group);
+            of.lse_elsewhere      = {elsewhere.data(), {heads * group, columns}, {columns, 1}};
+        }
+        return of;
     }
     /// All keys and values, the last queries.
     [[nodiscard]] rows whole(index_t l) const

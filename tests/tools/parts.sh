@@ -68,12 +68,13 @@ leg() {
     fi
 }
 
-# package_tests ENVIRONMENT FILE...: the tests of the Python package that $build/python/packages holds, all without FILE
+# package_tests ENVIRONMENT FILE...: the tests of the Python package that $build/python/packages holds, or the folder $package beside
+# it; all without FILE
 package_tests() {
     local name=$1 results_file=$build/python-${#results[@]}-$1.xml tests=("${@:2}")
     ((${#tests[@]} > 0)) || tests=("$mdkv_root/examples/python/tests")
     rm -f "$results_file"
-    if ! PYTHONPATH=$build/python/packages "$mdkv_cache/python-$name/bin/python" -m pytest -q -p no:cacheprovider \
+    if ! PYTHONPATH=$build/python/${package:-packages} "$mdkv_cache/python-$name/bin/python" -m pytest -q -p no:cacheprovider \
         --junitxml "$results_file" "${tests[@]}" >"$build/python.$name.log" 2>&1; then
         tail -n 200 "$build/python.$name.log"
     fi
@@ -95,12 +96,25 @@ build_package() {
         return 1
     fi
     rm -rf "$build/python"
-    if ! install_package packages -C cmake.define.MDKV_PYTHON_INSTRUCTIONS=native >"$log" 2>&1; then
+    if ! install_package packages -C cmake.define.MDKV_PYTHON_INSTRUCTIONS=native -C cmake.define.MDKV_PYTHON_CUDA=OFF >"$log" 2>&1; then
         tail -n 40 "$log"
         note FAILED "python: the build"
         return 1
     fi
     package_built=yes
+}
+
+# device_tests: the package's layers on a device, whose kernels the executor of PTX runs on the host's memory
+device_tests() {
+    local package=executor
+    if ! has_nvcc; then
+        note SKIPPED "python: layers on a device: there is no nvcc"
+    elif install_package executor -C cmake.define.MDKV_PYTHON_CUDA=ON -C cmake.define.MDKV_PYTHON_EXECUTOR=ON >"$build/python.executor.log" 2>&1; then
+        package_tests new "$mdkv_root/examples/python/tests/test_device.py"
+    else
+        tail -n 40 "$build/python.executor.log"
+        note FAILED "python: the build with the executor of PTX"
+    fi
 }
 
 # install_package FOLDER OPTION...: the package into $build/python/FOLDER

@@ -62,7 +62,7 @@ struct result
 };
 
 template <class T, class U>
-result<U> attended(host_cache<T> const& cache, tensor<U, 2> const& queries, attend_options options = {},
+result<U> attended(host_cache<T> const& cache, tensor<U, 2> const& queries, attend_options<cpu::backend> options = {},
     cpu::executor_ref threads = {})
 {
     result<U> got{queries.extent(0), cache.layout.dims.values};
@@ -162,6 +162,11 @@ TEST_CASE_TEMPLATE(
                                                         : std::vector<rung>{drop, fraction(1, 8), fraction(1, 4), full};
         check_attention<T, float>({.heads = 2, .tokens = 37, .window = 1, .dims = dims, .rungs = rungs}, 3);
     }
+    std::vector<rung> const codes{drop, fraction(1, 4).as(storage::int8), full_int4, full_int8, full};
+    check_attention<T, float>(
+        {.heads = 4, .tokens = 150, .window = 3, .dims = {512, 512}, .rungs = codes}, 8); // Gemma 4
+    check_attention<T, float>(
+        {.heads = 2, .tokens = 150, .window = 3, .dims = {256, 256}, .rungs = codes}, 6); // Qwen 3.5
 }
 
 TEST_CASE_TEMPLATE("every number of tokens around the tiles' and blocks' edges is attended", T, float, half)
@@ -477,6 +482,59 @@ TEST_CASE_TEMPLATE("queries of the last n tokens at once see what those of one t
         INFO(lses);
         CHECK(outputs.within(2e-5));
         CHECK(lses.within(1e-5));
+    }
+}
+
+TEST_CASE_TEMPLATE(
+    "sink logits equal a segment of zeros that is merged later, whatever they take of the softmax", T, float, half)
+{
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    std::vector<float> const sinks{none, 0.0F, 2.5F, 30.0F, 1e4F, -1e4F};
+    std::vector<rung> const mixed{drop, fraction(1, 4), fraction(3, 4).as(storage::int8), full_int4, full_int8, full};
+    for (packed_sizes const& sizes : {packed_sizes{.heads = 2, .tokens = 0, .window = 0, .dims = {32, 24}},
+             packed_sizes{.heads = 2, .tokens = 300, .window = 3, .dims = {32, 24}, .rungs = mixed, .stand_ins = 4}})
+    {
+        packed_layer<T> const layer{sizes};
+        auto cache = layer.packed(20);
+        support::source random{"attend/sinks"};
+        append_random(cache, random, 20);
+        index_t const n = 20; // more than a panel of rows
+        index_t const s = std::ssize(sinks);
+        tensor<T, 3> q{{s, n, 32}};
+        q.assign(random_queries<T>(s * n, 32).elements());
+        tensor<T, 3> plain{{s, n, 24}};
+        tensor<T, 3> with{{s, n, 24}};
+        tensor<float, 2> plain_lse{{s, n}};
+        tensor<float, 2> with_lse{{s, n}};
+        support::run([&](cpu::backend const& on) {
+            attend(on, q.in(), cache.view(), {}, plain.out(), plain_lse.out());
+            attend(on, q.in(), cache.view(), {.lse_elsewhere = in(on, sinks.data(), s, 1)}, with.out(), with_lse.out());
+        });
+        support::worst_error outputs;
+        support::worst_error lses;
+        for (index_t r = 0; r < s; ++r)
+        {
+            for (index_t i = 0; i < n; ++i)
+            {
+                auto const own    = static_cast<double>(plain_lse.get(r, i));
+                auto const other  = static_cast<double>(sinks[static_cast<std::size_t>(r)]);
+                double const most = std::max(own, other);
+                double const sum  = std::exp(own - most) + std::exp(other - most);
+                lses.add(with_lse.get(r, i), most + std::log(sum), std::max(1.0, std::fabs(most)), r);
+                for (index_t c = 0; c < 24; ++c)
+                {
+                    double const want = std::exp(own - most) / sum * static_cast<double>(widen(plain.get(r, i, c)));
+                    outputs.add(
+                        static_cast<double>(widen(with.get(r, i, c))), want, std::max(std::fabs(want), 1e-4), r);
+                    if (other == none) { CHECK(with.get(r, i, c) == plain.get(r, i, c)); }
+                }
+                if (other == none) { CHECK(with_lse.get(r, i) == plain_lse.get(r, i)); }
+            }
+        }
+        INFO(outputs);
+        INFO(lses);
+        CHECK(outputs.within(1e-6 + 2 * unit_rounding<T>));
+        CHECK(lses.within(1e-6));
     }
 }
 

@@ -10,6 +10,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <string>
@@ -55,6 +56,18 @@ TEST_CASE_TEMPLATE("every head dimension compresses, with keys and values of dif
         CAPTURE(dim);
         text<T> const x{{.tokens = 90, .heads = 1, .group = 3, .dims = {dim, value_dim}, .last = 3}};
         CHECK(compressed(x, paper(3), budget::fraction(2, 3)).status == compress_status::compressed);
+    }
+    for (auto const& [heads, group, dim] : {std::array<index_t, 3>{4, 8, 512}, {2, 6, 256}}) // Gemma 4, Qwen 3.5
+    {
+        text<T> const x{{.layers = 2, .tokens = 300, .heads = heads, .group = group, .dims = {dim, dim}}};
+        for (preset const& p : {presets::best, presets::any_question})
+        {
+            auto const made      = support::by_prompt(x, p, budget::fraction(1, 8)).caches;
+            auto const bytes     = made[0].arena.size() + made[1].arena.size();
+            auto const allocated = static_cast<std::size_t>(x.layer_bytes() / 4);
+            CHECK(bytes <= allocated);
+            CHECK(bytes > allocated * 9 / 10);
+        }
     }
     for (auto const& [dim, ratios] : {std::pair{1, ratio_set{drop, full}}, {7, ratio_set{drop, fraction(2, 7), full}},
              {7, ratio_set{drop, fraction(1, 4), full}.rounded(rounding::down)}})

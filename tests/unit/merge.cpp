@@ -172,26 +172,3 @@ TEST_CASE("a softmax state takes in others in any order, empty ones included")
     CHECK(by.second == 1.0F);
     CHECK(empty.lse() == doctest::Approx(std::log(48.0)));
 }
-
-TEST_CASE("a sink, a logit without a token, is a segment of zeros")
-{
-    tensor<float, 2> output{{2, 3}};
-    tensor<float, 1> lse{{2}};
-    output.assign(std::vector<float>{1.0F, -2.0F, 3.0F, 4.0F, 5.0F, -6.0F});
-    lse.assign(std::vector<float>{0.5F, -std::numeric_limits<float>::infinity()});
-    auto const before = output.elements();
-    std::vector<float> const zeros(3);
-    std::vector<float> const sinks{-0.25F, 2.0F};
-    support::run([&](cpu::backend const& on) {
-        merge_attention(on, output.in(), lse.in(), in(on, zeros.data(), {2, 3}, {0, 1}), in(on, sinks.data(), 2),
-            output.out(), lse.out());
-    });
-    double const share = std::exp(0.5) / (std::exp(0.5) + std::exp(-0.25));
-    for (index_t c = 0; c < 3; ++c)
-    {
-        CHECK(output.get(0, c) == doctest::Approx(share * before[static_cast<std::size_t>(c)]).epsilon(1e-6));
-        CHECK(output.get(1, c) == 0.0F); // all of the softmax is the sink's
-    }
-    CHECK(lse.get(0) == doctest::Approx(std::log(std::exp(0.5) + std::exp(-0.25))).epsilon(1e-6));
-    CHECK(lse.get(1) == 2.0F);
-}

@@ -224,19 +224,23 @@ std::vector<stage> const table{
         [](host const& on, arguments const& x) { append(on, x.rows("keys"), x.rows("values"), x.view()); },
         [](sizes const& s) { return packed(s, 2, s.at("n") + 3); }},
     {"attend", "G,n,D,Dv",
-        {rows("queries", "H*G,n,D"), part("cache.arena"), part("cache.tail"), out_of<half>("output", "H*G,n,Dv"),
+        {rows("queries", "H*G,n,D"), part("cache.arena"), part("cache.tail"),
+            in_of<float>("options.lse_elsewhere", "H*G,n"), out_of<half>("output", "H*G,n,Dv"),
             out_of<float>("lse", "H*G,n")},
         [](host const& on, arguments const& x) {
-            attend(on, x.rows("queries"), x.view(), {}, x.out<half, 3>("output"), x.out<float, 2>("lse"));
+            attend(on, x.rows("queries"), x.view(), {.lse_elsewhere = x.in<float, 2>("options.lse_elsewhere")},
+                x.out<half, 3>("output"), x.out<float, 2>("lse"));
         },
         packed_and_appended},
     {"attend", "G,D,Dv", // a batch of two sequences
-        {rows("queries", "H*G,n,D"), part("cache.arena"), part("cache.tail"), out_of<half>("output", "H*G,n,Dv"),
+        {rows("queries", "H*G,n,D"), part("cache.arena"), part("cache.tail"),
+            in_of<float>("options.lse_elsewhere", "H*G,n"), out_of<half>("output", "H*G,n,Dv"),
             out_of<float>("lse", "H*G,n")},
         [](host const& on, arguments const& x) {
             index_t const n = x.s.at("n");
             std::vector<sequence_view<half, space::host>> const two{{x.view(), n / 2}, {x.view(), n - n / 2}};
-            attend(on, x.rows("queries"), std::span{two}, {}, x.out<half, 3>("output"), x.out<float, 2>("lse"));
+            attend(on, x.rows("queries"), std::span{two}, {.lse_elsewhere = x.in<float, 2>("options.lse_elsewhere")},
+                x.out<half, 3>("output"), x.out<float, 2>("lse"));
         },
         packed_and_appended, {"attend: sequence 0", "attend: sequence 1", "attend"}},
     {"merge_attention", "",

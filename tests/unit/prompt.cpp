@@ -758,9 +758,12 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
     refused("prompt::allocate: layer 0 is not finished", [&] { one.allocate(on, budget::fraction(1, 4)); });
     refused("prompt::pack: no rungs were chosen; call allocate first", [&] { one.pack(on, 0, x.whole(0), made[0]); });
     for (index_t l = 0; l < 2; ++l) { one.read_chunk(on, l, 0, x.part(l, 0, 100)); }
-    auto without_queries    = x.whole(0);
-    without_queries.queries = slice<1>(without_queries.queries, 0, 0);
-    without_queries.lse     = std::nullopt;
+    auto without            = x.whole(0);
+    without.lse             = std::nullopt;
+    std::string const lacks = ": lse is missing; preset \"best\" makes up to ";
+    refused("prompt::finish_layer" + lacks + "32 stand-ins, which need it", [&] { one.finish_layer(on, 0, without); });
+    auto without_queries    = without;
+    without_queries.queries = slice<1>(without.queries, 0, 0);
     refused("prompt::finish_layer: queries [H*G, Q, D] has Q = 0; it must be from 1 to the 100 tokens",
         [&] { one.finish_layer(on, 0, without_queries); });
     one.finish_layer(on, 0, x.whole(0));
@@ -777,12 +780,7 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
     one.allocate(on, budget::fraction(1, 3));
     refused(
         "prompt::arena_bytes: layer is 3; it must be from 0 to 1", [&] { static_cast<void>(one.arena_bytes(on, 3)); });
-    auto without = x.whole(0);
-    without.lse  = std::nullopt;
-    refused(
-        "prompt::pack: lse is missing; preset \"best\" makes up to 13 stand-ins, which need it (stand_ins = 0 makes "
-        "none)",
-        [&] { one.pack(on, 0, without, made[0]); });
+    refused("prompt::pack" + lacks + "13 stand-ins, which need it", [&] { one.pack(on, 0, without, made[0]); });
     refused("prompt::pack: keys must be", [&] { one.pack(on, 0, shorter.whole(0), made[0]); });
     cpu::cache<half> place{one.layout(), one.arena_bytes(on, 0)};
     auto to = place.view();

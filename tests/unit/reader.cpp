@@ -339,6 +339,44 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("sink logits take their part of a reader's attention, and of its losses by replayed and by last queries")
+{
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    for (float const join : {0.0F, 1e9F}) // replayed queries alone choose, or the last ones
+    {
+        text x           = text_of(2, 300);
+        preset p         = presets::best;
+        p.replayed->join = join;
+        auto const read  = [&](std::vector<float> const& elsewhere) {
+            x.elsewhere = elsewhere;
+            read_text r{x, p, {.limit = budget::fraction(1, 6), .chunk = 100, .slack = 100.0F}};
+            r.read(0, 300, 100);
+            r.finish();
+            std::vector<index_t> tokens;
+            for (index_t i = 0; i < 12; ++i)
+            {
+                tokens.push_back(r.tokens_at(i / 6, i / 3 % 2, static_cast<std::size_t>(i % 3 + 1)));
+            }
+            return std::pair{r.made(), tokens};
+        };
+        index_t const rows = x.heads * x.group;
+        std::vector<float> logits;
+        std::vector<float> repeated; // for each query of a chunk
+        for (index_t g = 0; g < rows; ++g)
+        {
+            logits.push_back(g % 2 == 0 ? 12.0F : -12.0F);
+            repeated.insert(repeated.end(), 100, logits.back());
+        }
+        auto const plain = read({});
+        auto const got   = read(logits);
+        CAPTURE(join);
+        CHECK(read(std::vector(static_cast<std::size_t>(rows), none)) == plain);
+        CHECK(read(repeated) == got);
+        CHECK(got.second != plain.second);
+        CHECK(got.first.outputs != plain.first.outputs);
+    }
+}
+
 TEST_CASE("a slack beyond all bytes holds everything until the end")
 {
     text const x = text_of(2, 300);

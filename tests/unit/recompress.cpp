@@ -296,6 +296,10 @@ TEST_CASE(
     {
         choice.lse_elsewhere = elsewhere.in();
     }
+    SUBCASE("beside sink logits")
+    {
+        choice.lse_elsewhere = slice<1>(elsewhere.in(), 0, 1);
+    }
     tensor<float, 3> loss{{3, 4, most}};
     loss.assign(std::vector<float>(static_cast<std::size_t>(loss.count()))); // padding
     for (index_t h = 0; h < 3; ++h)
@@ -315,7 +319,7 @@ TEST_CASE(
         tensor<float, 3> own{{1, 4, n}}, pooled{{1, 4, n}};
         in_view<float, 3, host> const none{};
         score_options<host> scoring{.uniform_queries = choice.uniform_queries};
-        if (choice.lse_elsewhere) { scoring.lse_elsewhere = slice<0>(elsewhere.in(), h * group, group); }
+        if (choice.lse_elsewhere) { scoring.lse_elsewhere = slice<0>(*choice.lse_elsewhere, h * group, group); }
         support::run([&](host const& on) {
             score(on, slice<0>(queries.in(), h * group, group), slice<1>(keys.in(), 0, n), slice<1>(values.in(), 0, n),
                 slice<1>(keys.in(), n, 4), none, none, bit_ratios, scoring, own.out());
@@ -380,8 +384,8 @@ TEST_CASE("bad arguments of a fold are named with their value and limit, and not
     options const small{.limit = budget::bytes(6000)};
     refused("a budget of 1535 bytes cannot hold the window of 4 tokens; at least 1536 bytes are needed", good,
         {.limit = budget::bytes(1535)});
-    refused("Q = 10; it must be at least 1 and at most the window and the appended tokens, 4 + 5", g.draw(6, 10, 40),
-        small);
+    refused("Q = 10; it must be from 1 to 9, the tokens of the window (4; none if it is in codes) and the tail (5)",
+        g.draw(6, 10, 40), small);
     refused("has 7 query heads, which 3 KV heads do not divide", g.draw(7, 9, 40), small);
     tensor<std::int32_t, 2> narrow_list{{3, most_slots(g.view()) - 1}};
     refused("options.sources [H, S] has S = ", good, small, &narrow_list);

@@ -19,14 +19,23 @@ namespace mdkv_python
 template <mdkv::element T, class Place>
 std::unique_ptr<prompt> make_prompt(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes)
 {
-    return std::make_unique<prompt_of<T, Place>>(std::move(on), chosen, sizes);
+    auto const turn = on->turn(); // at the stream
+    return std::make_unique<prompt_of<T, Place>>(on, chosen, sizes);
 }
 
 template <mdkv::element T, class Place>
 std::unique_ptr<reader> make_reader(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes,
     mdkv::reader_options const& options)
 {
-    return std::make_unique<reader_of<T, Place>>(std::move(on), chosen, sizes, options);
+    auto const turn = on->turn();
+    return std::make_unique<reader_of<T, Place>>(on, chosen, sizes, options);
+}
+
+template <mdkv::element T>
+std::unique_ptr<layer> make_layer(
+    std::shared_ptr<host> on, mdkv::ratio_set const& ratios, index_t read, mdkv::cpu::cache<T> cache, index_t appended)
+{
+    return std::make_unique<layer_of<T, host>>(std::move(on), ratios, read, std::move(cache), appended);
 }
 
 template <mdkv::element T>
@@ -92,6 +101,8 @@ template std::unique_ptr<prompt> make_prompt<MDKV_PYTHON_ELEMENT, host>(
     std::shared_ptr<host>, mdkv::preset const&, prompt_sizes const&);
 template std::unique_ptr<reader> make_reader<MDKV_PYTHON_ELEMENT, host>(
     std::shared_ptr<host>, mdkv::preset const&, prompt_sizes const&, mdkv::reader_options const&);
+template std::unique_ptr<layer> make_layer<MDKV_PYTHON_ELEMENT>(
+    std::shared_ptr<host>, mdkv::ratio_set const&, index_t, mdkv::cpu::cache<MDKV_PYTHON_ELEMENT>, index_t);
 template std::unique_ptr<layer> make_mapped_layer<MDKV_PYTHON_ELEMENT>(std::shared_ptr<host>,
     mdkv::cache_view<MDKV_PYTHON_ELEMENT const, mdkv::space::host> const&, mdkv::ratio_set const&, index_t);
 template std::vector<float> log_sum_exps<MDKV_PYTHON_ELEMENT>(host&, tensor const&, tensor const&, float);

@@ -7,6 +7,7 @@
 #include <mdkv/core/cache.hpp>
 #include <mdkv/core/ratios.hpp>
 #include <mdkv/core/types.hpp>
+#include <mdkv/cpu/cache.hpp>
 #include <mdkv/presets.hpp>
 #include <mdkv/reader.hpp>
 #include <mdkv/recompress.hpp>
@@ -27,6 +28,9 @@ namespace mdkv_python
 {
 
 using mdkv::index_t;
+
+class host;   // host.hpp
+class device; // device.cuh, in a build with CUDA
 
 /// A tensor with the members of DLPack's DLTensor, which mdkv::in and mdkv::out take.
 struct tensor
@@ -52,6 +56,7 @@ struct rows
 {
     tensor queries, keys, values;
     std::optional<tensor> lse;
+    std::optional<tensor> sink_logits; ///< [H*G]
 };
 
 /// A model's rotary position encoding: see mdkv::rotary_encoding.
@@ -86,6 +91,8 @@ struct layer_facts
     index_t arena         = 0; ///< bytes
     index_t tail          = 0; ///< bytes
     index_t directory     = 0; ///< bytes
+    index_t fold_limit    = 0; ///< bytes
+    bool on_host          = true;
     mdkv::ratio_set ratios{mdkv::full};
 };
 
@@ -110,16 +117,18 @@ public:
     layer& operator=(layer const&) = delete;
     virtual ~layer()               = default;
 
-    virtual void append(tensor const& keys, tensor const& values)                                                   = 0;
-    virtual void attend(tensor const& queries, tensor const& output, std::optional<tensor> const& lse, float scale) = 0;
-    virtual void truncate(index_t appended)                                                                         = 0;
-    virtual void reserve(index_t appended)                                                                          = 0;
+    virtual void append(tensor const& keys, tensor const& values) = 0;
+    virtual void attend(tensor const& queries, tensor const& output, std::optional<tensor> const& lse, float scale,
+        std::optional<tensor> const& sink_logits)                 = 0;
+    virtual void truncate(index_t appended)                       = 0;
+    virtual void reserve(index_t appended)                        = 0;
     /// \param sources  see mdkv::recompress_options::sources
     virtual mdkv::recompress_report recompress(tensor const& queries, std::optional<mdkv::budget> const& limit,
-        mdkv::preset const& chosen, std::optional<tensor> const& sources) = 0;
-    [[nodiscard]] virtual std::unique_ptr<layer> copy() const             = 0;
-    [[nodiscard]] virtual layer_facts facts() const                       = 0;
-    [[nodiscard]] virtual rung_counts counts() const                      = 0;
+        mdkv::preset const& chosen, std::optional<tensor> const& sources, std::optional<tensor> const& sink_logits) = 0;
+    [[nodiscard]] virtual std::unique_ptr<layer> copy() const                                                       = 0;
+    [[nodiscard]] virtual std::unique_ptr<layer> on_host(std::shared_ptr<host> to) const = 0; ///< a copy there
+    [[nodiscard]] virtual layer_facts facts() const                                      = 0;
+    [[nodiscard]] virtual rung_counts counts() const                                     = 0;
     [[nodiscard]] virtual std::vector<index_t> unpack(
         tensor const& keys, tensor const& values) const            = 0; ///< rows of each head
     [[nodiscard]] virtual readable_cache view() const              = 0; ///< stays while the turn is held
@@ -177,10 +186,31 @@ public:
     [[nodiscard]] virtual reader_bytes bytes() const                                                      = 0;
 };
 
-class host;   // host.hpp
-class device; // device.cuh, in a build with CUDA
+/// Where streams and memory of a device come from, if not from CUDA's own pool; called by one thread at a time.
+class device_source
+{
+public:
+    explicit device_source(int number)
+        : number_{number}
+    {}
+    device_source(device_source const&)            = delete;
+    device_source& operator=(device_source const&) = delete;
+    virtual ~device_source()                       = default;
 
-[[nodiscard]] std::shared_ptr<device> make_device(std::uintptr_t stream);
+    /// The stream of the call that begins, ordered behind the stream of the call before.
+    [[nodiscard]] virtual std::uintptr_t stream()           = 0;
+    [[nodiscard]] virtual void* allocate(std::size_t bytes) = 0; ///< for that stream
+    virtual void release(void* data) noexcept               = 0;
+    [[nodiscard]] int number() const noexcept { return number_; } ///< the device's
+
+private:
+    int number_;
+};
+
+/// \param from   null: the device's own pool, and one stream for all calls
+[[nodiscard]] std::shared_ptr<device> make_device(std::uintptr_t stream, std::unique_ptr<device_source> from);
+[[nodiscard]] index_t scratch_bytes(device& on);
+void release_scratch(device& on);
 
 /// A prompt whose keys and values are of the element type T, in memory of the place; `chosen` is copied.
 template <mdkv::element T, class Place>
@@ -191,6 +221,16 @@ template <mdkv::element T, class Place>
 template <mdkv::element T, class Place>
 [[nodiscard]] std::unique_ptr<reader> make_reader(std::shared_ptr<Place> on, mdkv::preset const& chosen,
     prompt_sizes const& sizes, mdkv::reader_options const& options);
+
+/// A layer of a cache in host memory.
+template <mdkv::element T>
+[[nodiscard]] std::unique_ptr<layer> make_layer(
+    std::shared_ptr<host> on, mdkv::ratio_set const& ratios, index_t read, mdkv::cpu::cache<T> cache, index_t appended);
+
+/// A layer on a device, of a copy of a cache in host memory.
+template <mdkv::element T>
+[[nodiscard]] std::unique_ptr<layer> make_layer(
+    std::shared_ptr<device> on, layer_facts const& facts, mdkv::cache_view<T const, mdkv::space::host> const& stored);
 
 /// A layer whose arena lies in the bytes of a file, which must outlive it.
 /// \param read   tokens of the compressed part's text, dropped ones included

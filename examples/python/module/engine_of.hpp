@@ -43,6 +43,15 @@ template <mdkv::backend B>
     return shape;
 }
 
+/// Sink logits [H*G] as the library takes them: one for all queries of a head.
+template <mdkv::backend B>
+[[nodiscard]] std::optional<mdkv::in_view<float, 2, B>> elsewhere(B const& on, std::optional<tensor> const& sink_logits)
+{
+    if (!sink_logits) { return std::nullopt; }
+    auto const all = in<float, 1>(on, *sink_logits);
+    return mdkv::in(on, all.data_handle(), all.extent(0), 1);
+}
+
 template <mdkv::element T, mdkv::backend B>
 [[nodiscard]] mdkv::prompt_rows<B, T> views_of(rows const& x)
 {
@@ -50,6 +59,7 @@ template <mdkv::element T, mdkv::backend B>
     mdkv::prompt_rows<B, T> views{
         .queries = in<T, 3>(on, x.queries), .keys = in<T, 3>(on, x.keys), .values = in<T, 3>(on, x.values)};
     if (x.lse) { views.lse = in<float, 2>(on, *x.lse); }
+    views.lse_elsewhere = elsewhere(on, x.sink_logits);
     return views;
 }
 
@@ -73,9 +83,9 @@ public:
 
     void append(tensor const& keys, tensor const& values) override
     {
-        auto const turn = on_->turn();
-        auto const k    = in<T, 3>(backend{}, keys);
-        auto const v    = in<T, 3>(backend{}, values);
+        auto const turn    = on_->turn();
+        auto const k       = in<T, 3>(backend{}, keys);
+        auto const v       = in<T, 3>(backend{}, values);
         auto const& layout = cache_.layout();
         on_->lend([&](backend on) { // refuses what must not grow the tail
             mdkv::detail::checks{on, "append"}
@@ -91,17 +101,21 @@ public:
         appended_ = n;
     }
 
-    void attend(tensor const& queries, tensor const& output, std::optional<tensor> const& lse, float scale) override
+    void attend(tensor const& queries, tensor const& output, std::optional<tensor> const& lse, float scale,
+        std::optional<tensor> const& sink_logits) override
     {
         auto const turn = on_->turn();
         auto const q    = in<T, 3>(backend{}, queries);
         auto const o    = out<T, 3>(backend{}, output);
         mdkv::expects(q.extent(1) <= std::max<index_t>(appended_, 1), "attend: queries [H*G, n, D] are of ",
             q.extent(1), " tokens, but ", appended_, " were appended");
-        auto const own = on_->memory(lse ? 0 : static_cast<std::size_t>(q.extent(0) * q.extent(1)) * sizeof(float));
-        auto const l   = lse ? out<float, 2>(backend{}, *lse)
-                             : mdkv::out(backend{}, reinterpret_cast<float*>(own.data()), q.extent(0), q.extent(1));
-        on_->lend([&](backend on) { mdkv::attend(on, q, cache_, {scale}, o, l); });
+        on_->lend([&](backend on) {
+            mdkv::workspace::frame own{on.scratch}; // decoding allocates nothing
+            auto const l =
+                lse ? out<float, 2>(backend{}, *lse)
+                    : mdkv::out(backend{}, own.take<float>(q.extent(0) * q.extent(1)), q.extent(0), q.extent(1));
+            mdkv::attend(on, q, cache_, {scale, elsewhere(on, sink_logits)}, o, l);
+        });
     }
 
     void truncate(index_t appended) override
@@ -117,7 +131,8 @@ public:
     }
 
     mdkv::recompress_report recompress(tensor const& queries, std::optional<mdkv::budget> const& limit,
-        mdkv::preset const& chosen, std::optional<tensor> const& sources) override
+        mdkv::preset const& chosen, std::optional<tensor> const& sources,
+        std::optional<tensor> const& sink_logits) override
     {
         auto const turn = on_->turn();
         auto const q    = in<T, 3>(backend{}, queries);
@@ -125,6 +140,7 @@ public:
             mdkv::fold_options<backend>(chosen, limit.value_or(mdkv::budget::bytes(cache_.fold_limit)), q.extent(1));
         mdkv::expects(limit || cache_.fold_limit > 0, "recompress: limit is missing; the layer has none of its own");
         if (sources) { options.sources = out<std::int32_t, 2>(backend{}, *sources); }
+        options.lse_elsewhere = elsewhere(backend{}, sink_logits);
         auto const report =
             on_->lend([&](backend on) { return mdkv::recompress(on, q, chosen.ratios, options, cache_); });
         ratios_ = chosen.ratios;
@@ -147,6 +163,22 @@ public:
         return other;
     }
 
+    [[nodiscard]] std::unique_ptr<layer> on_host(std::shared_ptr<host> to) const override
+    {
+        auto const turn = on_->turn();
+        if constexpr (requires { cache_.shared(); })
+        {
+            return std::make_unique<layer_of>(std::move(to), ratios_, read_, cache_.shared(), appended_);
+        }
+        else
+        {
+            return make_layer<T>(std::move(to), ratios_, read_,
+                cache_.template copied<mdkv::cpu::cache<T>>(
+                    [&](std::byte const* from, std::byte* here, index_t bytes) { on_->copy(from, here, bytes); }),
+                appended_);
+        }
+    }
+
     [[nodiscard]] layer_facts facts() const override
     {
         auto const turn    = on_->turn();
@@ -160,6 +192,8 @@ public:
             .arena         = cache_.arena_bytes(),
             .tail          = cache_.tail_bytes(),
             .directory     = cache_.directory_bytes(),
+            .fold_limit    = cache_.fold_limit,
+            .on_host       = backend::memory_space == mdkv::space::host,
             .ratios        = ratios_};
     }
 
@@ -206,7 +240,7 @@ public:
         if constexpr (backend::memory_space == mdkv::space::host) { return cache_.view(); }
         else { return {}; }
     }
-    [[nodiscard]] std::unique_lock<turn_lock> turn() const override { return on_->turn(); }
+    [[nodiscard]] std::unique_lock<turn_lock> turn() const override { return std::move(on_->turn().lock); }
 
 private:
     static constexpr index_t least_growth = 32; // tokens
@@ -274,7 +308,8 @@ public:
     packed_layer pack(index_t layer, rows const& x) override
     {
         auto const turn = on_->turn();
-        auto packed     = std::make_unique<layer_of<T, Place>>(on_, preset_.ratios, tokens_);
+        auto packed =
+            std::make_unique<layer_of<T, Place>>(on_, preset_.ratios, tokens_, on_->template empty_cache<T>());
         auto const report =
             on_->lend([&](backend on) { return prompt_.pack(on, layer, views_of<T, backend>(x), packed->cache()); });
         packed_[static_cast<std::size_t>(layer)] = true;

@@ -29,7 +29,7 @@ template <class Place>
 struct place_types;
 
 /// Where prompts and caches lie, of which one call at a time has the threads or the stream, and the scratch memory.
-/// `Place` has a backend, `with(workspace&)`, and `copy(from, to, bytes)`.
+/// `Place` has a backend, `with(workspace&)`, and `copy(from, to, bytes)`; its type `inside` lives as long as a turn.
 template <class Place>
 class place_of
 {
@@ -58,8 +58,13 @@ public:
         if (calls_ == 0) { scratch_.emplace(source_); }
     }
 
-    /// A turn at the backend and at all that was made on it.
-    [[nodiscard]] std::unique_lock<turn_lock> turn() { return std::unique_lock{turn_}; }
+    /// A turn at the backend and at all that was made on it, as long as it lives.
+    struct turn_at
+    {
+        std::unique_lock<turn_lock> lock;
+        typename types::inside inside;
+    };
+    [[nodiscard]] turn_at turn() { return {std::unique_lock{turn_}, typename types::inside{self()}}; }
 
     [[nodiscard]] index_t scratch_bytes()
     {
@@ -116,6 +121,10 @@ struct place_types<host>
     using memory  = host_bytes;
     template <mdkv::element T>
     using cache = mdkv::cpu::cache<T>;
+    struct inside
+    {
+        explicit inside(host&) noexcept {}
+    };
 };
 
 /// Threads of the CPU.

@@ -10,7 +10,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <nanobind/nanobind.h>
@@ -110,19 +112,25 @@ using released = nb::call_guard<others_run>;
     return unlocked([&] { return x.of->counts(); });
 }
 
-#if defined(MDKV_PYTHON_CUDA)
-void bind_device(nb::module_& m)
+/// A layer's copy on the place of a backend.
+template <class Place>
+[[nodiscard]] std::unique_ptr<layer> copied_to(std::shared_ptr<Place> const& to, layer const& of)
 {
-    nb::class_<device_object>(m, "CudaBackend",
-        "A stream of a CUDA device, in whose order all calls are enqueued: prompts made on it take tensors of "
-        "the device. torch's is torch.cuda.current_stream().cuda_stream; tensors of other streams must be "
-        "waited for, and stay until the stream has passed the call.")
-        .def(
-            "__init__",
-            [](device_object* self, std::uintptr_t stream) { new (self) device_object{make_device(stream)}; },
-            nb::arg("stream") = 0);
+    if constexpr (std::is_same_v<Place, host>) { return of.on_host(to); }
+    else
+    {
+        auto const facts  = of.facts();
+        auto const here   = facts.on_host ? nullptr : of.on_host(std::make_shared<host>(1));
+        layer const& from = here ? *here : of;
+        auto const turn   = from.turn();
+        return std::visit(
+            [&](auto const& stored) -> std::unique_ptr<layer> {
+                if constexpr (std::is_same_v<decltype(stored), std::monostate const&>) { return nullptr; }
+                else { return make_layer(to, facts, stored); }
+            },
+            from.view());
+    }
 }
-#endif
 
 void bind_layer(nb::module_& m)
 {
@@ -195,18 +203,23 @@ void bind_layer(nb::module_& m)
             "values [H, n, Dv].")
         .def(
             "attend",
-            [](layer_object& x, input const& queries, output const& to, std::optional<output> const& lse, float scale) {
+            [](layer_object& x, input const& queries, output const& to, std::optional<output> const& lse, float scale,
+                std::optional<input> const& sink_logits) {
                 viewed const q{queries}, o{to, "attend: output"};
-                std::optional<viewed> l;
+                std::optional<viewed> l, sinks;
                 if (lse) { l.emplace(*lse, "attend: lse"); }
+                if (sink_logits) { sinks.emplace(*sink_logits); }
                 others_run const meanwhile;
-                x.of->attend(*q, *o, l ? std::optional{**l} : std::nullopt, scale);
+                x.of->attend(*q, *o, tensor_of(l), scale, tensor_of(sinks));
             },
-            nb::arg("queries"), nb::arg("output"), nb::arg("lse") = nb::none(), nb::arg("scale") = 0.0F,
+            nb::arg("queries"), nb::arg("output"), nb::arg("lse") = nb::none(), nb::arg("scale") = 0.0F, nb::kw_only(),
+            nb::arg("sink_logits") = nb::none(),
             "Attention over the whole cache: queries [H*G, n, D] of the last n appended tokens, each of which "
             "sees the tokens up to its own; n = 1 may be any token after the text. Writes output [H*G, n, Dv], "
             "of the queries' type, and lse [H*G, n] in float32, the log-sum-exps. scale: factor of q.k (0: the "
-            "cache's). Reads every stored byte once.")
+            "cache's). sink_logits: float32 [H*G], which take their part of each softmax and have no value. Reads "
+            "every "
+            "stored byte once.")
         .def(
             "unpack",
             [](layer_object const& x, output const& keys, output const& values) {
@@ -231,31 +244,42 @@ void bind_layer(nb::module_& m)
         .def(
             "recompress",
             [](layer_object& x, input const& queries, nb::handle limit, std::optional<mdkv::preset> const& chosen,
-                std::optional<output> const& sources) {
+                std::optional<output> const& sources, std::optional<input> const& sink_logits) {
                 mdkv::preset const by = chosen.value_or(mdkv::presets::by_window);
                 auto const bytes      = limit.is_none() ? std::nullopt : std::optional{budget_of(limit)};
                 viewed const q{queries};
-                std::optional<viewed> from;
+                std::optional<viewed> from, sinks;
                 if (sources) { from.emplace(*sources, "recompress: sources"); }
-                return report_of(unlocked([&] {
-                    return x.of->recompress(*q, bytes, by, from ? std::optional{**from} : std::nullopt);
-                }),
+                if (sink_logits) { sinks.emplace(*sink_logits); }
+                return report_of(
+                    unlocked([&] { return x.of->recompress(*q, bytes, by, tensor_of(from), tensor_of(sinks)); }),
                     by.ratios);
             },
             nb::arg("queries"), nb::arg("limit") = nb::none(), nb::arg("preset") = nb::none(), nb::kw_only(),
-            nb::arg("sources") = nb::none(),
+            nb::arg("sources") = nb::none(), nb::arg("sink_logits") = nb::none(),
             "Folds the tail into the compressed part, within a limit, by default the bytes that the layer got when its "
             "prompt was compressed: queries [H*G, Q, D] of the last Q tokens, from 1 to all of the window and the "
             "tail. The preset (by_window if none is given) has the "
             "rungs that the cache has. Returns a report. sources: int32 [H, S] receives for each token of the new "
             "cache, in the order of unpack without stand-ins, its place in the old one, -1 behind a head's last; S: at "
-            "least the tokens of the text.")
+            "least the tokens of the text. sink_logits: see attend.")
         .def(
             "copy",
             [](layer_object const& x) {
                 return layer_object{unlocked([&] { return x.of->copy(); }), x.dtype, x.bytes};
             },
             "An equal cache in memory of its own.")
+        .def_prop_ro(
+            "device", [](layer_object const& x) { return facts_of(x).on_host ? "cpu" : "cuda"; },
+            "Where its bytes are: \"cpu\" or \"cuda\".")
+        .def(
+            "to",
+            [](layer_object const& x, nb::handle backend) {
+                auto made = on_place(
+                    backend, "Layer.to", [&](auto to) { return unlocked([&] { return copied_to(to, *x.of); }); });
+                return layer_object{std::move(made), x.dtype, x.bytes};
+            },
+            nb::arg("backend"), "An equal cache on another backend, in memory of its own.")
         .def("__reduce__", [](layer_object const&) -> nb::object {
             throw nb::type_error(
                 "mdkv: a Layer cannot be pickled; mdkv.save writes layers to a file that other processes "
@@ -277,8 +301,10 @@ void bind_prompt(nb::module_& m)
                 prompt_sizes const sizes{layers, heads, group, {key_dim, value_dim.value_or(key_dim)}, tokens,
                     encoding.value_or(rope{}), check_finite, ranks_of(ranks)};
                 auto made = on_place(on, "Prompt", [&](auto place) {
-                    return with_element(
-                        dtype, [&](auto type) { return make_prompt<decltype(type)>(place, chosen, sizes); });
+                    return unlocked([&] {
+                        return with_element(
+                            dtype, [&](auto type) { return make_prompt<decltype(type)>(place, chosen, sizes); });
+                    });
                 });
                 new (self) prompt_object{std::move(made), dtype, chosen, heads, encoding.has_value(), std::move(ranks)};
             },
@@ -294,17 +320,21 @@ void bind_prompt(nb::module_& m)
             "are of all heads.")
         .def(
             "read_chunk",
-            [](prompt_object& x, index_t layer, index_t first, input const& q, input const& k, input const& v) {
+            [](prompt_object& x, index_t layer, index_t first, input const& q, input const& k, input const& v,
+                std::optional<input> const& sink_logits) {
                 mdkv::expects(!x.preset.replayed || x.rotates, "Prompt: rope is missing; the preset \"", x.preset.name,
                     "\" rotates queries to later positions, for which it needs the model's, e.g. Rope(base=1e6)");
-                viewed_rows const all{q, k, v, std::nullopt};
+                viewed_rows const all{q, k, v, std::nullopt, sink_logits};
                 others_run const meanwhile;
                 x.of->read_chunk(layer, first, *all);
             },
-            nb::arg("layer"), nb::arg("first"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"),
+            nb::arg("layer"), nb::arg("first"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::kw_only(),
+            nb::arg("sink_logits") = nb::none(),
             "Scores n tokens of a layer, the prompt's tokens first, first + 1, ..., by their own queries [H*G, "
             "n, D], keys [H, n, D] and values [H, n, Dv]. The presets were measured with first and n that are "
-            "multiples of preset.replayed[\"chunk\"], but for the last n; others give other losses.")
+            "multiples of preset.replayed[\"chunk\"], but for the last n; others give other losses. sink_logits: "
+            "float32 "
+            "[H*G], the model's.")
         .def(
             "take_losses",
             [](prompt_object& x, index_t layer, input const& losses) {
@@ -320,14 +350,16 @@ void bind_prompt(nb::module_& m)
         .def(
             "finish_layer",
             [](prompt_object& x, index_t layer, input const& q, input const& k, input const& v,
-                std::optional<input> const& lse) {
-                viewed_rows const all{q, k, v, lse};
+                std::optional<input> const& lse, std::optional<input> const& sink_logits) {
+                viewed_rows const all{q, k, v, lse, sink_logits};
                 others_run const meanwhile;
                 x.of->finish_layer(layer, *all);
             },
             nb::arg("layer"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("lse") = nb::none(),
+            nb::kw_only(), nb::arg("sink_logits") = nb::none(),
             "Finds a layer's losses once it was read: queries [H*G, Q, D] of the last Q tokens, keys [H, N, D] "
-            "and values [H, N, Dv] of all, and the queries' log-sum-exps [H*G, Q], if they are known.")
+            "and values [H, N, Dv] of all, and the queries' log-sum-exps [H*G, Q], sink logits included, needed if the "
+            "preset makes stand-ins. sink_logits: float32 [H*G], the model's.")
         .def(
             "allocate",
             [](prompt_object& x, nb::handle limit, std::optional<input> const& quotas) {
@@ -443,6 +475,10 @@ NB_MODULE(MDKV_PYTHON_MODULE, m)
     mdkv_python::bind_values(m);
     mdkv_python::bind_ranks(m);
 #if defined(MDKV_PYTHON_CUDA)
+    m.attr("compute_capabilities") = MDKV_PYTHON_CUDA;
+#    if defined(MDKV_PYTHON_EXECUTOR)
+    m.attr("executor") = true;
+#    endif
     mdkv_python::bind_device(m);
 #endif
     mdkv_python::bind_layer(m);

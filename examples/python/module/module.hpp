@@ -68,6 +68,7 @@ auto on_place(nb::handle backend, char const* name, Call const& call)
 [[nodiscard]] mdkv::ranks const* ranks_of(nb::handle ranks);
 
 void bind_values(nb::module_& m);
+void bind_device(nb::module_& m); // in a build with CUDA
 void bind_ranks(nb::module_& m);
 void bind_reader(nb::module_& m);
 void bind_storing(nb::module_& m);

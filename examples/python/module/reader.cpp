@@ -96,20 +96,22 @@ void bind_reader(nb::module_& m)
         .def(
             "attend",
             [](reader_object& x, index_t layer, input const& q, input const& k, input const& v, output const& to,
-                std::optional<output> const& lse, bool ahead) {
-                viewed_rows const all{q, k, v, std::nullopt};
+                std::optional<output> const& lse, bool ahead, std::optional<input> const& sink_logits) {
+                viewed_rows const all{q, k, v, std::nullopt, sink_logits};
                 viewed const o{to, "attend: output"};
                 std::optional<viewed> l;
                 if (lse) { l.emplace(*lse, "attend: lse"); }
                 others_run const meanwhile;
-                x.of->attend(layer, *all, *o, l ? std::optional{**l} : std::nullopt, ahead);
+                x.of->attend(layer, *all, *o, tensor_of(l), ahead);
             },
             nb::arg("layer"), nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("output"),
-            nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("ahead") = false,
+            nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("ahead") = false, nb::arg("sink_logits") = nb::none(),
             "Attention of the chunk's next n tokens in one layer, causal over the chunk and over what is kept of the "
             "tokens before it: queries [H*G, n, D], keys [H, n, D], values [H, n, Dv]. Writes output [H*G, n, Dv], of "
             "the queries' type, and lse [H*G, n] in float32, the log-sum-exps. ahead: the tokens come behind the "
-            "chunk, e.g. drafts behind a prompt's end, and the reader does not keep them.")
+            "chunk, e.g. drafts behind a prompt's end, and the reader does not keep them. sink_logits: float32 [H*G], "
+            "the "
+            "model's.")
         .def(
             "end_chunk",
             [](reader_object& x) { return report_of(unlocked([&] { return x.of->end_chunk(); }), x.preset.ratios); },

@@ -29,8 +29,7 @@ namespace nb = nanobind;
 /// replaced by a copy with its values.
 template <class... Args>
 struct input_of : nb::ndarray<Args...>
-{
-};
+{};
 using input = input_of<nb::ro>;
 
 /// A tensor of Python's that is written.
@@ -45,8 +44,7 @@ class viewed
 public:
     explicit viewed(input const& array)
         : viewed(static_cast<nb::ndarray<nb::ro> const&>(array), true)
-    {
-    }
+    {}
     viewed(output const& array, char const* name)
         : viewed(static_cast<nb::ndarray<> const&>(array), false)
     {
@@ -111,27 +109,32 @@ private:
     tensor view_;
 };
 
+[[nodiscard]] inline std::optional<tensor> tensor_of(std::optional<viewed> const& given)
+{
+    return given ? std::optional{**given} : std::nullopt;
+}
+
 /// The rows of a layer, viewed.
 class viewed_rows
 {
 public:
-    viewed_rows(input const& q, input const& k, input const& v, std::optional<input> const& lse)
+    viewed_rows(input const& q, input const& k, input const& v, std::optional<input> const& lse,
+        std::optional<input> const& sink_logits = {})
         : queries_{q}
         , keys_{k}
         , values_{v}
     {
         if (lse) { lse_.emplace(*lse); }
+        if (sink_logits) { sink_logits_.emplace(*sink_logits); }
     }
     [[nodiscard]] rows operator*() const
     {
-        rows all{*queries_, *keys_, *values_, std::nullopt};
-        if (lse_) { all.lse = **lse_; }
-        return all;
+        return {*queries_, *keys_, *values_, tensor_of(lse_), tensor_of(sink_logits_)};
     }
 
 private:
     viewed queries_, keys_, values_;
-    std::optional<viewed> lse_;
+    std::optional<viewed> lse_, sink_logits_;
 };
 
 /// Calls call(T{}) for the element type by this name.
@@ -176,10 +179,11 @@ nb::object numpy(std::vector<T>&& values, std::vector<std::size_t> const& shape)
         return nb::borrow(tensor);
     }
     nb::dict options;
+    nb::object const on_device = nb::getattr(tensor, "is_cuda", nb::none());
+    if (on_device.ptr() == Py_True) { options["stream"] = -1; } // it is ready in the order of the backend's stream
     if (writes) { options["max_version"] = nb::make_tuple(1, 0); }
     nb::tuple const none;
-    auto capsule =
-        nb::steal(with_interpreter([&] { return PyObject_Call(method.ptr(), none.ptr(), options.ptr()); }));
+    auto capsule = nb::steal(with_interpreter([&] { return PyObject_Call(method.ptr(), none.ptr(), options.ptr()); }));
     if (capsule.is_valid()) { return capsule; }
     PyErr_Clear(); // nanobind asks in other ways, and reports
     return nb::borrow(tensor);
@@ -202,7 +206,7 @@ struct type_caster<mdkv_python::input_of<Args...>>
         object plain = borrow(given);
         if (mdkv_python::is_negative(given)) { plain = mdkv_python::called(given.attr("resolve_neg")); }
         array made;
-        bool const good = made.from_python(mdkv_python::exported(plain, false), flags, cleanup);
+        bool const good                       = made.from_python(mdkv_python::exported(plain, false), flags, cleanup);
         static_cast<ndarray<Args...>&>(value) = std::move(made.value);
         return good;
     }
@@ -218,7 +222,7 @@ struct type_caster<mdkv_python::output>
     bool from_python(handle given, Flags flags, cleanup_list* cleanup)
     {
         array made;
-        bool const good = made.from_python(mdkv_python::exported(given, true), flags, cleanup);
+        bool const good                = made.from_python(mdkv_python::exported(given, true), flags, cleanup);
         static_cast<ndarray<>&>(value) = std::move(made.value);
         value.negative                 = good && mdkv_python::is_negative(given);
         return good;

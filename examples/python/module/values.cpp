@@ -235,8 +235,8 @@ void bind_values(nb::module_& m)
 {
     nb::class_<mdkv::budget>(m, "Budget",
         "The limit of an average layer's bytes: window, tokens, projections, channels and stand-ins, without "
-        "the tail of decoded tokens. Where a limit is asked for, a number from 0 to 1 is a share of the "
-        "uncompressed bytes.")
+        "the tail of decoded tokens. Where a limit is asked for, a number from 0 to 1 is a share of the bytes of the "
+        "prompt's uncompressed keys and values, in their own element type.")
         .def_static("bytes", &mdkv::budget::bytes, nb::arg("n"), "n bytes.")
         .def_static("kv_size", &mdkv::budget::kv_size, nb::arg("tokens"),
             "The bytes of so many uncompressed tokens of every KV head.")
@@ -261,10 +261,8 @@ void bind_values(nb::module_& m)
         });
 
     nb::class_<mdkv::preset>(m, "Preset",
-        "All options of a prompt, a value. Its members are those of mdkv::preset in include/mdkv/presets.hpp: "
-        "name, ratios, window, queries, question, early_weight, uniform, stand_ins, stand_in_part, coded_stand_ins, "
-        "window_part, scale, charge, and the dictionaries pooling, replayed, shared and refitted, of which the last three "
-        "may be None. The package's README says what they mean under \"A policy of your own\"; repr shows them.")
+        "All options of a prompt, a value: dir shows its members, repr their values, and the package's README, under "
+        "\"A policy of your own\", their meanings.")
         .def(
             "replace",
             [](mdkv::preset const& x, nb::kwargs const& changes) {
@@ -274,12 +272,14 @@ void bind_values(nb::module_& m)
             },
             "A copy with other members: replace(window=16, pooling={\"width\": 5}, shared=None). A dictionary "
             "changes the members that it names.")
-        .def("__getattr__",
+        .def(
+            "__getattr__",
             [](mdkv::preset const& x, std::string const& name) {
                 auto const found = preset_members.find(name);
                 if (found == preset_members.end()) { throw nb::attribute_error(name.c_str()); }
                 return found->second.get(x);
-            })
+            },
+            nb::sig("def __getattr__(self, name: str) -> typing.Any"))
         .def("__dir__",
             [](mdkv::preset const&) {
                 nb::list all;
@@ -308,7 +308,8 @@ void bind_values(nb::module_& m)
                 "preset \"" + name
                 + "\" is unknown; there are best, any_question, by_window, paper, paper_literal, evict"};
         },
-        nb::arg("name"), "The library's preset of this name.");
+        nb::arg("name"),
+        "The library's preset of this name: best, any_question, by_window, paper, paper_literal or evict.");
 
     nb::class_<rope>(m, "Rope",
         "A model's rotary position encoding: at position p, pair i is rotated by p * base^(-2 i / n) radians, "
@@ -335,7 +336,8 @@ void bind_values(nb::module_& m)
             nb::arg("frequencies") = std::vector<double>{});
 
     nb::class_<host>(m, "Backend",
-        "Threads of the CPU and scratch memory, which grows to the largest need until a prompt's last layer is packed. Calls from several threads "
+        "Threads of the CPU and scratch memory, which grows to the largest need until a prompt's last layer is packed. "
+        "Calls from several threads "
         "take turns; separate backends work side by side. In a process that is forked while another thread is in a "
         "call on a backend, the backend and all that was made on it raise RuntimeError.")
         .def(nb::new_([](int threads) { return std::make_shared<host>(threads); }), nb::arg("threads") = 1)
@@ -345,7 +347,8 @@ void bind_values(nb::module_& m)
             "Bytes of the scratch memory.")
         .def(
             "release_scratch", [](host& x) { unlocked([&] { x.release_scratch(); }); },
-            "Gives the scratch memory back, as the last layer's Prompt.pack and Reader.finish do; the next call takes what it "
+            "Gives the scratch memory back, as the last layer's Prompt.pack and Reader.finish do; the next call takes "
+            "what it "
             "needs.")
         .def("__reduce__", [](host const&) -> nb::object {
             throw nb::type_error("mdkv: a Backend cannot be pickled; another process makes its own, Backend(threads)");

@@ -18,7 +18,7 @@ EXPECTED = {
     "falcon": ("refused", "compute attention themselves"),
     "glm": ("same", "rotation: neighbours, 8 of 16"),
     "gpt2": ("same", "positions are added to the input"),
-    "gpt_oss": ("refused", "eager, is not served"),
+    "gpt_oss": ("same", "rotation: halves, 16 of 16, given frequencies"),
     "hunyuan_v1_dense": ("by_window", "depend on positions in another way"),
     "llama, yarn": ("same", "rotation: halves, 16 of 16, given frequencies"),
     "mllama": ("refused", "cross_attention_layers"),

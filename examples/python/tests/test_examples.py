@@ -1,12 +1,15 @@
-"""test_examples.py: three_questions.py, saved_prompt.py and long_prompt.py, with a small random model and a made text."""
+"""test_examples.py: three_questions.py, saved_prompt.py, long_prompt.py and the blocks of pages, with a small random model."""
 import argparse
 import pathlib
+import re
 import sys
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", minversion="5.2", reason="transformers 5.2 or newer is not installed")
+
+import tokenizers
 
 import mdkv.transformers
 
@@ -66,3 +69,35 @@ def test_long_prompt(tmp_path, monkeypatch):
     lines = [long_prompt.line(chosen, name, model, tokenizer, *prompt).removeprefix(name).split() for name in long_prompt.NAMES]
     full, held, reading = (float(one[0]) for one in lines)
     assert full > held == reading > 0 and all(one[-3:] == ["0", "of", "4"] for one in lines)
+
+
+def blocks(page, first, last):
+    """Python blocks of a page from one heading up to another."""
+    page = page.read_text()
+    return re.findall(r"^```python\n(.*?)^```", page[page.index(f"\n## {first}\n"):page.index(f"\n## {last}\n")], re.M | re.S)
+
+
+def save_small_model(folder):
+    """A small random model whose tokens are bytes, for from_pretrained."""
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    bytes_of = tokenizers.Tokenizer(tokenizers.models.BPE({letter: 2 + i for i, letter in enumerate(sorted(letters))}, []))
+    bytes_of.pre_tokenizer, bytes_of.decoder = tokenizers.pre_tokenizers.ByteLevel(), tokenizers.decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=bytes_of).save_pretrained(folder)
+    small("llama", vocab_size=258, eos_token_id=None).save_pretrained(folder)
+
+
+@pytest.mark.skipif(mdkv.transformers.CACHE_ARGUMENT != "cache", reason="SKIPPED: pages are for newer versions of transformers")
+def test_blocks_of_pages_run_as_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_small_model("HuggingFaceTB/SmolLM2-135M-Instruct")
+    (tmp_path / "LICENSE").write_text("The licence of a boat. " * 60)
+    names = {}
+    for block in blocks(FOLDER.parents[1] / "README.md", "From Python", "See it run"):
+        exec(block, names)
+    shown, *answers = capsys.readouterr().out.splitlines()
+    assert f"any_question: {names['document'].shape[1]} tokens" in shown and len(answers) == 2
+    for block in blocks(FOLDER / "README.md", "In transformers", "Over processes"):
+        exec(block, names)
+    lines = capsys.readouterr().out.splitlines()
+    found = [float(line.split()[-1]) for line in lines]  # in bfloat16
+    assert len(found) == 12 and max(found[::4]) < 1e-4 < min(found[3::4])

@@ -232,10 +232,10 @@ def test_recompress_folds_the_tail(random):
     report = layer.recompress(queries[:, 168:200], mdkv.Budget.bytes(limit))
     assert layer.appended == 0 and layer.tokens == N + 200 and layer.bytes["arena"] == report["resident_bytes"] <= limit
     assert sum(layer.rungs.values()) == H * (N + 200)
-    with pytest.raises(ValueError, match="it must be at least 1 and at most the window and the appended tokens"):
+    with pytest.raises(ValueError, match="it must be from 1 to "):
         layer.recompress(queries, 0.2)
     layer.append(keys[:, :200], values[:, :200])
-    with pytest.raises(ValueError, match="Q = 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="Q = 0; it must be from 1 to "):
         layer.recompress(queries[:, :0], 0.2)
     assert layer.recompress(queries[:, 199:200])["limit_bytes"] >= layer.bytes["arena"]  # one is enough
 

@@ -67,7 +67,7 @@ def test_bytes_stay_within_the_limit_and_the_choice_is_that_of_a_prompt(random, 
     prompt = mdkv.Prompt(mdkv.preset(preset), layers=L, heads=H, group=G, key_dim=D, tokens=N, dtype="float32", rope=mdkv.Rope())
     for l, (queries, keys, values) in enumerate(layers):
         prompt.read_chunk(l, 0, queries, keys, values)
-        prompt.finish_layer(l, queries[:, -prompt.preset.queries:], keys, values)
+        prompt.finish_layer(l, queries[:, -64:], keys, values, mdkv.log_sum_exps(queries[:, -64:], keys))
     dropped = prompt.allocate(0.25)["tokens"]["drop"]
     assert sum(one.rungs["drop"] for one in packed) == pytest.approx(dropped, rel=0.2)
 

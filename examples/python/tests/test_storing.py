@@ -364,7 +364,7 @@ def test_a_saved_cache_goes_on_with_the_same_logits(hf, tmp_path, preset, dtype)
     assert b.get_seq_length() == 160
 
 
-@pytest.mark.parametrize("preset", ["best", "by_window"])
+@pytest.mark.parametrize("preset", ["best", "by_window", mdkv.presets.best.replace(name="mine", shared=None, stand_ins=0)])
 def test_tails_of_loaded_caches_are_folded_as_without_saving(hf, tmp_path, preset):
     import torch
 
@@ -374,7 +374,9 @@ def test_tails_of_loaded_caches_are_folded_as_without_saving(hf, tmp_path, prese
         model(ids[:, :160], past_key_values=cache)
     go_on(torch, model, cache, ids[0, 160:190])
     cache.save(tmp_path / "a", ids[:, :190], identity="m")
-    loaded = mdkv.transformers.Cache.load(tmp_path / "a", model.config, preset=preset, tail=16, identity="m")
+    loaded = mdkv.transformers.Cache.load(tmp_path / "a", model.config, identity="m")  # the file has preset and tail
+    assert (repr(loaded.preset), loaded.tail, loaded.budget) == (repr(cache.preset), 16, 0.4)
+    assert mdkv.transformers.Cache.load(tmp_path / "a", model.config, tail=None, identity="m").tail is None
     assert torch.equal(*(go_on(torch, model, one, ids[0, 190:]) for one in (cache, loaded)))
     assert loaded.report()["layers"] == cache.report()["layers"]
 
@@ -420,7 +422,7 @@ def test_files_that_do_not_fit_are_refused(hf, tmp_path):
     for wrong in (other, ids[:, :99]):
         with pytest.raises(ValueError, match="a: the text does not begin with the 100 tokens of the file"):
             load(tokens=wrong)
-    with pytest.raises(ValueError, match="a: read: byte 24: the file is of the identity"):
+    with pytest.raises(ValueError, match="a: read: byte 24: the file is of the identity .* the place of the model's name, now '', and commit"):
         load(identity="n")
     changed = copy.deepcopy(model.config)
     changed.rope_parameters = {**changed.rope_parameters, "rope_theta": 77.0}
@@ -435,7 +437,9 @@ def test_files_that_do_not_fit_are_refused(hf, tmp_path):
         assert torch.equal(*(go_on(torch, model, one, ids[0, 100:]) for one in (load(), copy.deepcopy(cache))))
         with pytest.raises(ValueError, match="a: mdkv.transformers did not write it, and its tokens are unknown"):
             load(tokens=ids)
-    for beside in ({"limits": [1], "queries": []}, {"limits": [1, 2, 3], "queries": [[1, 4, 2, 16]] * 3}):
+    whole = {"limits": [1, 2, 3], "queries": []}
+    for beside in ({"limits": [1], "queries": []}, {"limits": [1, 2, 3], "queries": [[1, 4, 2, 16]] * 3}, {**whole, "options": [1]},
+                   {**whole, "options": {"preset": {"ratios": ["drop", "full"], "window": "x"}, "tail": None, "least": 1}}):
         mdkv.save(path, packed, identity=identity, tokens=100,
                   attachment=json.dumps({"kind": "mdkv.transformers 1", "text": "", **beside}).encode() + b"\n")
         with pytest.raises(ValueError, match="what mdkv.transformers wrote beside the caches is damaged"):

@@ -23,6 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import gguf_folder
 
 SEED = 7
+DEVICE = os.environ.get("MDKV_TEST_DEVICE", "cpu")  # pytest --device
 SIZES = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
              head_dim=16, vocab_size=97, max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=96)
 MODELS = {
@@ -34,6 +35,8 @@ MODELS = {
     "phi3": dict(sliding_window=None),
     "glm": dict(num_hidden_layers=2),
     "cohere2": dict(sliding_window=32, layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2),
+    "gpt_oss": dict(sliding_window=32, layer_types=["sliding_attention", "full_attention"] * 2, num_hidden_layers=4,
+                    num_local_experts=4, num_experts_per_tok=2),
 }
 
 
@@ -41,16 +44,18 @@ def small(kind, dtype=torch.float32, **changes):
     """A model with random weights whose attention is far from uniform: queries and keys are enlarged."""
     torch.manual_seed(SEED)
     config = transformers.AutoConfig.for_model(kind, **{**SIZES, **MODELS.get(kind, {}), **changes})
-    model = transformers.AutoModelForCausalLM.from_config(config).eval().to(dtype)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().to(DEVICE, dtype)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 2:
                 weight.mul_(8 if "q_proj" in name or "k_proj" in name or "qkv" in name else 2)
+            elif name.endswith("sinks"):
+                weight.normal_(2, 3)
     return model
 
 
 def text(length, batch=1):
-    return torch.randint(2, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(SEED))
+    return torch.randint(2, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(SEED)).to(DEVICE)
 
 
 @torch.no_grad()
@@ -129,7 +134,7 @@ def test_losses_of_ones_own(preset):
         assert kept.any() and score[kept].min() >= score[~kept].max()  # a token that comes again has the same norm
     report = cache.report()
     assert report["held_bytes"] == report["bytes"] + report["scratch_bytes"] and 0 < report["scratch_bytes"]  # attention's
-    assert f"({preset.name}: 200 tokens, {report['arena_bytes']} bytes compressed, {report['held_bytes']} in all" in repr(cache)
+    assert f"({preset.name}: 200 tokens, {report['arena_bytes']:,} bytes compressed, {report['held_bytes']:,} in all" in repr(cache)
     copied = copy.deepcopy(cache)
     assert copied.losses is losses and copied.get_seq_length() == 200
     batch = torch.cat([ids, ids])
@@ -139,6 +144,8 @@ def test_losses_of_ones_own(preset):
     shapes.clear()
     logits(model, mdkv.transformers.Cache(model.config, 0.5, preset, losses=losses), batch, (180, 1), attention_mask=mask)
     assert [one[3] for one in shapes] == [180, 150] * 3
+    with pytest.raises(ValueError, match="losses returned 7; it must be float32"):
+        logits(model, mdkv.transformers.Cache(model.config, 0.5, preset, losses=lambda *_: 7), ids, (180, 1))
     with pytest.raises(NotImplementedError, match="losses with while_reading is not served"):
         mdkv.transformers.Cache(model.config, 0.5, "best", losses=losses, while_reading=True)
 
@@ -175,7 +182,7 @@ def test_generate_gives_the_same_tokens():
         assert torch.equal(model.generate(ids, **{CACHE_ARGUMENT: cache}, **options, **extra), expected), extra
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize("preset", ["best", "by_window"])
 def test_a_prompt_in_chunks_is_the_prompt_at_once(kind, preset):
     model, ids = small(kind), text(640)
@@ -222,6 +229,8 @@ def test_second_question_after_crop_and_in_a_copy():
     assert other.get_seq_length() == 120 and cache.get_seq_length() == 111
     with pytest.raises(ValueError, match="12 tokens cannot be removed"):
         crop(cache, 12)
+    with pytest.raises(ValueError, match="no token after the 111 of the cache; generate takes ids of the whole text"):
+        model.generate(ids[:, 100:110], **{CACHE_ARGUMENT: cache})
     assert cache.get_seq_length() == 111
     if CROPS_TO_LENGTH:
         cache.crop(105)
@@ -447,7 +456,7 @@ def test_models_that_are_not_served_are_refused():
 
 def test_arguments():
     config = small("llama").config
-    for options, match in (({"budget": 1.5}, "budget is 1.5"), ({"budget": -1}, "budget is -1"), ({"tail": 0}, "tail is 0"),
+    for options, match in (({"preset": None}, "preset is None; it must be a name"), ({"tail": 0}, "tail is 0"),
                            ({"prompt_tokens": 0}, "prompt_tokens is 0"), ({"preset": "none"}, "none")):
         with pytest.raises(ValueError, match=match):
             mdkv.transformers.Cache(config, **options)
@@ -542,7 +551,7 @@ class Attention(torch.nn.Module):
 
 
 @pytest.mark.parametrize("match, options", [
-    ("sink logits", {"s_aux": torch.zeros(4)}), ("soft caps", {"softcap": 30.0}), ("biases", {"position_bias": 1.0}),
+    ("soft caps", {"softcap": 30.0}), ("biases", {"position_bias": 1.0}),
     ("attention weights", {"output_attentions": True}), ("not causal", {"is_causal": False}),
     ("packed sequences", {"cu_seq_lens_q": torch.zeros(2)}), ("sliding windows", {"sliding_window": 8}), ("repeated before the cache", {"groups": 4}),
     ("keys of layer 0", {"layer": 1}), ("repeat_interleave", {"change": lambda keys: keys.repeat_interleave(2, 1)}),

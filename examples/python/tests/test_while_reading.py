@@ -23,7 +23,7 @@ def token_bytes(cache):
 
 
 @pytest.mark.parametrize("preset", ["best", "any_question"])
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3_text", "phi", "glm", "cohere2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3_text", "phi", "glm", "cohere2", "gpt_oss"])
 def test_a_prompt_that_fits_is_that_of_dynamic_cache(kind, preset):
     model, ids = small(kind), text(110)
     for calls, prompt in (((90, 1, 12, 1), None), ((40, 49, 1, 1, 12, 1), 90)):
@@ -247,8 +247,9 @@ def test_beams_and_files(tmp_path):
         assert torch.equal(model(ids[:, :5], **{CACHE_ARGUMENT: cache}).logits, model(ids[:, :5], **{CACHE_ARGUMENT: other}).logits)
 
 
-def test_short_prompts():
-    model, ids = small("llama"), text(40)
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
+def test_short_prompts(kind):
+    model, ids = small(kind), text(40)
     for length in (1, 2, 7, 30):
         for preset in ("best", "any_question"):
             calls = (length, 1, 2)

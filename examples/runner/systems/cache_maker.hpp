@@ -38,8 +38,9 @@ template <mdkv::element T>
 class cache_maker
 {
 public:
+    /// \param ledger   for policies that fold (policy::tail), otherwise null; must outlive the caches
     /// \throws mdkv::error   the policy is to run on a device, and there is none
-    cache_maker(policy chosen, mdkv::budget limit, std::int64_t layers, std::int64_t query_heads);
+    cache_maker(policy chosen, mdkv::budget limit, std::int64_t layers, std::int64_t query_heads, fold_ledger* ledger);
 
     /// Makes caches that fold appended tokens. The plan comes from `share_memory` for this policy.
     /// \param ledger   must outlive the caches
@@ -71,6 +72,9 @@ private:
     {
         return policy_.one_budget() ? layer.layer : 0;
     }
+    /// The cache of a packed layer, which folds if there is a ledger.
+    [[nodiscard]] std::unique_ptr<layer_cache> of_rungs(
+        mdkv::cpu::cache<T> packed, prompt_layer<T> const& layer, std::int64_t tail_tokens);
     void share_among_heads(prompt_layer<T> const& layer, std::int64_t bytes);
     /// [heads, past] 1 for tokens that stay: `size` tokens a head, the window among them.
     [[nodiscard]] std::vector<std::uint8_t> chosen_tokens(prompt_layer<T> const& layer, std::int64_t size,

@@ -26,6 +26,7 @@ struct fold_plan
     std::int64_t arena   = 0; // most bytes of its compressed part
     std::int64_t every   = 0; // appended tokens that are folded into it at a time
     std::int64_t queries = 0; // last queries of these tokens, kept to fold by
+    std::int64_t prompt  = 0; // tokens of the prompt, if the arena grows with the text beyond them; 0: it does not
 };
 
 /// Counts the bytes that it hands out.
@@ -81,6 +82,7 @@ template <mdkv::element T>
     mdkv::expects(chosen.share == sharing::uniform && !chosen.one_budget(), option, ": policy ", chosen.label,
         " shares bytes among the heads of all layers; here every layer gets the same");
     mdkv::expects(chosen.options.ratios.can_drop(), option, ": policy ", chosen.label, " must be able to drop tokens");
+    mdkv::expects(chosen.tail == 0, option, ": policy ", chosen.label, " folds into its layers' own bytes");
     mdkv::expects(!chosen.while_reading, option, ": policy ", chosen.label,
         " is compressed while it is read, and its caches do not fold");
     constexpr std::int64_t element = sizeof(T);

@@ -40,12 +40,10 @@ public:
         , ratios_{chosen.options.ratios}
         , plan_{plan}
         , ledger_{&ledger}
+        , options_{mdkv::fold_options<mdkv::cpu::backend>(
+              chosen.options, mdkv::budget::bytes(plan.arena), plan.queries)}
         , queries_{&ledger.memory}
     {
-        options_.limit             = mdkv::budget::bytes(plan.arena);
-        options_.pooling           = chosen.options.pooling;
-        options_.allocation.charge = chosen.options.charge;
-        options_.uniform_queries   = chosen.options.uniform * static_cast<float>(plan.queries);
         queries_.resize(static_cast<std::size_t>(query_rows() * plan.queries * key_dim()));
     }
 
@@ -71,6 +69,11 @@ private:
     void fold(mdkv::cpu::executor_ref executor, scratch_memory& scratch)
     {
         auto const start = std::chrono::steady_clock::now();
+        folded_ += plan_.every;
+        if (plan_.prompt > 0)
+        {
+            options_.limit = mdkv::budget::bytes(plan_.arena * (plan_.prompt + folded_) / plan_.prompt);
+        }
         scratch.run(executor, [&](mdkv::cpu::backend on) {
             return mdkv::recompress(
                 on, mdkv::in(on, queries_.data(), query_rows(), plan_.queries, key_dim()), ratios_, options_, cache_);
@@ -83,6 +86,7 @@ private:
     fold_plan plan_;
     fold_ledger* ledger_;
     mdkv::recompress_options<mdkv::cpu::backend> options_;
+    std::int64_t folded_ = 0;     // tokens
     std::pmr::vector<T> queries_; // [query_heads, plan.queries, D]
 };
 

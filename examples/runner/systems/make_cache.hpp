@@ -46,9 +46,11 @@ namespace runner
 {
 
 template <mdkv::element T>
-cache_maker<T>::cache_maker(policy chosen, mdkv::budget limit, std::int64_t layers, std::int64_t query_heads)
+cache_maker<T>::cache_maker(
+    policy chosen, mdkv::budget limit, std::int64_t layers, std::int64_t query_heads, fold_ledger* ledger)
     : policy_{std::move(chosen)}
     , limit_{policy_.whole() ? mdkv::budget::fraction(1, 1) : limit}
+    , ledger_{ledger}
 {
     if (policy_.share == sharing::head_scores) { scores_ = read_head_scores(policy_.head_scores, layers, query_heads); }
     if (policy_.backend == backend_kind::cuda) { device_ = make_device_layers<T>(); }
@@ -103,9 +105,12 @@ std::vector<made_cache> cache_maker<T>::all_layers(
         made[i].report = scratch.run(executor, [&](mdkv::cpu::backend on) {
             return prompt.pack(on, place, policy_prompt<T>::rows_of(on, layer), packed);
         });
-        packed.reserve_tail(tail_tokens);
-        if (device_ != nullptr) { made[i].cache = device_->copy(packed, layer.group); }
-        else { made[i].cache = std::make_unique<packed_cache<T>>(std::move(packed), layer.group); }
+        if (device_ != nullptr)
+        {
+            packed.reserve_tail(tail_tokens);
+            made[i].cache = device_->copy(packed, layer.group);
+        }
+        else { made[i].cache = of_rungs(std::move(packed), layer, tail_tokens); }
         if (asked_[i] != nullptr) { copy_rungs(prompt.rungs_of(place), layer.past(), asked_[i]); }
     }
     made.back().report.chosen.loss = chosen.loss; // reports of layers are added up
@@ -213,12 +218,19 @@ made_cache cache_maker<T>::mixed(prompt_layer<T> const& layer, std::int64_t byte
     });
     if (rungs != nullptr) { copy_rungs(prompt->rungs_of(0), layer.past(), rungs); }
     prompt_.reset();
-    if (ledger_ != nullptr)
-    {
-        made.cache = std::make_unique<folding_cache<T>>(std::move(cache), layer.group, policy_, plan_, *ledger_);
-    }
-    else { made.cache = std::make_unique<packed_cache<T>>(std::move(cache), layer.group, tail_tokens); }
+    made.cache = of_rungs(std::move(cache), layer, tail_tokens);
     return made;
+}
+
+template <mdkv::element T>
+std::unique_ptr<layer_cache> cache_maker<T>::of_rungs(
+    mdkv::cpu::cache<T> packed, prompt_layer<T> const& layer, std::int64_t tail_tokens)
+{
+    if (ledger_ == nullptr) { return std::make_unique<packed_cache<T>>(std::move(packed), layer.group, tail_tokens); }
+    fold_plan const own{
+        packed.fold_limit, policy_.tail, std::min(most_fold_queries, policy_.tail), policy_.grows ? layer.tokens : 0};
+    return std::make_unique<folding_cache<T>>(
+        std::move(packed), layer.group, policy_, policy_.tail > 0 ? own : plan_, *ledger_);
 }
 
 /// Bytes of every head of the model, decided once: at the first layer, when the prompt's length is known.

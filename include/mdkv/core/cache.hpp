@@ -58,10 +58,9 @@ struct cache_layout
     index_t heads  = 0; ///< H
     index_t window = 0; ///< W
     head_dims dims;
-    std::size_t rungs     = 0;
-    std::size_t full_rung = 0; ///< == rungs when no rung keeps the original vector
-    std::size_t stand_in_run =
-        0; ///< run that ends with the stand-ins: a rung with a run of its own; == rungs: the exact run
+    std::size_t rungs        = 0;
+    std::size_t full_rung    = 0; ///< == rungs when no rung keeps the original vector
+    std::size_t stand_in_run = 0; ///< run that ends with the stand-ins: a rung's own; == rungs: the exact run
     mdkv::array<index_t, max_rungs> key_coordinates{};   ///< by rung; 0 if dropped
     mdkv::array<index_t, max_rungs> value_coordinates{}; ///< by rung
     mdkv::array<storage, max_rungs> kinds{};             ///< by rung

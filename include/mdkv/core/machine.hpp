@@ -18,14 +18,12 @@
 #    define MDKV_IN_ORDER
 #endif
 
-// A program and its shared libraries may hold sources that are compiled for different processors. The linker keeps either of
-// two functions with one name, and a processor may then meet instructions that it does not have. Everything of mdkv
-// therefore stands in a namespace named after the instructions that the compiler may use: mdkv::x86_sse4_avx2 (x86-64-v3),
-// mdkv::x86_sse4_avx2_avx512_vnni, mdkv::arm64_dotprod. Objects with different names share no function and no type;
-// a call from one to the other by mdkv's types is an error of the linker.
+// A program and its shared libraries may hold sources that are compiled for different processors. The linker keeps either of two
+// functions with one name, and a processor may then meet instructions that it does not have. Everything of mdkv therefore stands in
+// a namespace named after the instructions that the compiler may use: mdkv::x86_sse4_avx2 (x86-64-v3), mdkv::arm64_dotprod. Objects
+// with different names share no function and no type; a call from one to the other by mdkv's types is an error of the linker.
 
-// MDKV_DETAIL_IF(__AVX2__, _avx2) is _avx2 if the macro is 1, and nothing if there is no such macro: MDKV_DETAIL_COMMA_1 is
-// a comma, which moves the word to second place.
+// MDKV_DETAIL_IF(__AVX2__, _avx2) is _avx2 if the macro is 1, otherwise nothing: MDKV_DETAIL_COMMA_1 makes the word the second one.
 #define MDKV_DETAIL_COMMA_1 ,
 #define MDKV_DETAIL_SECOND(first, second, ...) second
 #define MDKV_DETAIL_PICK(...) MDKV_DETAIL_SECOND(__VA_ARGS__)
@@ -61,18 +59,23 @@
                 MDKV_DETAIL_IF(__AVX512CD__, _avx512cd), MDKV_DETAIL_IF(__AVX512DQ__, _avx512dq),                      \
                 MDKV_DETAIL_IF(__AVX512VL__, _avx512vl), , , )
 #    endif
-// Instructions outside the levels that compilers use unasked, or that mdkv uses.
-#    define MDKV_DETAIL_MORE                                                                                           \
-        MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__AVX512VNNI__, _vnni), MDKV_DETAIL_IF(__AVX512VBMI__, _vbmi),     \
-            MDKV_DETAIL_IF(__AVX512VBMI2__, _vbmi2), MDKV_DETAIL_IF(__AVX512BITALG__, _bitalg),            \
-            MDKV_DETAIL_IF(__AVX512VPOPCNTDQ__, _vpopcntdq), MDKV_DETAIL_IF(__AVX512IFMA__, _ifma),        \
-            MDKV_DETAIL_IF(__AVX512BF16__, _bf16), MDKV_DETAIL_IF(__AVX512FP16__, _fp16))
+// Instructions outside the levels that compilers use unasked, or that mdkv uses; those of Ice Lake and Zen 4 are one word.
+#    if defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && defined(__AVX512VBMI2__) && defined(__AVX512BITALG__)         \
+        && defined(__AVX512VPOPCNTDQ__) && defined(__AVX512IFMA__) && defined(__GFNI__)
+#        define MDKV_DETAIL_MORE _icelake
+#    else
+#        define MDKV_DETAIL_MORE                                                                                       \
+            MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__AVX512VNNI__, _vnni), MDKV_DETAIL_IF(__AVX512VBMI__, _vbmi),             \
+                MDKV_DETAIL_IF(__AVX512VBMI2__, _vbmi2), MDKV_DETAIL_IF(__AVX512BITALG__, _bitalg),                    \
+                MDKV_DETAIL_IF(__AVX512VPOPCNTDQ__, _vpopcntdq), MDKV_DETAIL_IF(__AVX512IFMA__, _ifma), MDKV_DETAIL_IF(__GFNI__, _gfni), )
+#    endif
 #    define MDKV_DETAIL_OTHER                                                                                          \
-        MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__AVXVNNI__, _avxvnni), MDKV_DETAIL_IF(__AVXIFMA__, _avxifma),                 \
-            MDKV_DETAIL_IF(__AVXNECONVERT__, _avxneconvert), MDKV_DETAIL_IF(__GFNI__, _gfni), MDKV_DETAIL_IF(__FMA4__, _fma4),   \
-            MDKV_DETAIL_IF(__XOP__, _xop), MDKV_DETAIL_IF(__TBM__, _tbm), MDKV_DETAIL_IF(__APX_F__, _apx))
+        MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__AVX512BF16__, _bf16), MDKV_DETAIL_IF(__AVX512FP16__, _fp16),                 \
+            MDKV_DETAIL_IF(__AVXVNNI__, _avxvnni), MDKV_DETAIL_IF(__AVXIFMA__, _avxifma), MDKV_DETAIL_IF(__FMA4__, _fma4), \
+            MDKV_DETAIL_IF(__AVXNECONVERT__, _avxneconvert), MDKV_DETAIL_IF(__XOP__, _xop), MDKV_DETAIL_IF(__TBM__, _tbm))
 #    define MDKV_DETAIL_MACHINE                                                                                        \
-        MDKV_DETAIL_JOIN(x86, MDKV_DETAIL_SSE, MDKV_DETAIL_AVX, MDKV_DETAIL_AVX512, MDKV_DETAIL_MORE, MDKV_DETAIL_OTHER, , )
+        MDKV_DETAIL_JOIN(x86, MDKV_DETAIL_SSE, MDKV_DETAIL_AVX, MDKV_DETAIL_AVX512, MDKV_DETAIL_MORE, MDKV_DETAIL_OTHER,    \
+            MDKV_DETAIL_IF(__APX_F__, _apx), )
 #elif defined(__aarch64__)
 #    define MDKV_DETAIL_MORE                                                                                           \
         MDKV_DETAIL_JOIN(MDKV_DETAIL_IF(__ARM_FEATURE_DOTPROD, _dotprod), MDKV_DETAIL_IF(__ARM_FEATURE_MATMUL_INT8, _i8mm), \

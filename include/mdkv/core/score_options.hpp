@@ -24,8 +24,7 @@ enum class row_norm : std::uint8_t
 template <backend B>
 struct score_options
 {
-    /// Factor of q.k; 0 means 1/sqrt(D).
-    float scale = 0.0F;
+    float scale = 0.0F; ///< factor of q.k; 0 means 1/sqrt(D)
 
     /// Place of the first query among the N tokens and the W window tokens after them: the causal mask of query i ends
     /// at position first_query + i. Unset: the queries are the last ones, N + W - Q. N + W or more: no mask.
@@ -37,8 +36,9 @@ struct score_options
     std::optional<in_view<float, 2, B>> lse = std::nullopt;
 
     /// [H*G, Q]  natural logarithm of sum exp(scale*q.k) over further keys that each query sees, e.g. tokens kept elsewhere,
-    /// or a replay's own: these keys are never compressed and take part in every softmax. -infinity stands for none; a value
-    /// that is a NaN or above 1e30 makes its head's losses NaN. `lse`, if given, must include them.
+    /// or a replay's own: these keys are never compressed and take part in every softmax. [H*G, 1]: one for all queries of a head,
+    /// as sink logits are. -infinity stands for none; a value that is a NaN or above 1e30 makes its head's losses NaN. `lse`, if
+    /// given, must include them.
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
     /// [Q]  how much each query counts, the same for every query head: its P and |P' - P| are multiplied by it. >= 0.
@@ -48,8 +48,7 @@ struct score_options
     /// [H, 3, D]  channels from fit_channels, for the noise of codes. Unset: fitted to the keys and queries of this call.
     std::optional<in_view<float, 3, B>> channels = std::nullopt;
 
-    /// Norm over the rows of a head.
-    row_norm norm = row_norm::sum;
+    row_norm norm = row_norm::sum; ///< over the rows of a head
 
     /// Number of additional queries in each query head, with weight 1 and uniform attention: P = P' = 1/(N+W) for every
     /// token. They stand for later queries, whose attention lies elsewhere; a large budget would otherwise

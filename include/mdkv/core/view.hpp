@@ -6,6 +6,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -277,6 +278,20 @@ template <class V, std::size_t Rank, space S>
         strides[d - 1] = all.stride(d);
     }
     return {after(all.data_handle(), i * all.stride(0)), extents, strides};
+}
+
+/// Numbers [H*G, n] of queries [first, first + count). One column stands for all queries, and stays as it is.
+template <class V, space S>
+[[nodiscard]] constexpr std::optional<view<V, 2, S>> of_queries(
+    std::optional<view<V, 2, S>> const& all, index_t first, index_t count)
+{
+    return all && all->extent(1) > 1 ? std::optional{slice<1>(*all, first, count)} : all;
+}
+/// The number of query i of query head g.
+template <class V, space S>
+[[nodiscard]] MDKV_HD constexpr V& of_query(view<V, 2, S> const& all, index_t g, index_t i) noexcept
+{
+    return all(g, all.extent(1) > 1 ? i : 0);
 }
 
 /// A view [H, ...] of one token as [H, 1, ...], which has `To` dimensions; one that has them already stays.

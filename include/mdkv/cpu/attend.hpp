@@ -21,8 +21,8 @@ namespace MDKV_NAMESPACE::cpu
 /// The backend's part of attend.
 template <element T, element U, std::size_t N>
 void attend_impl(backend const& on, in_view<U, 3, backend> queries,
-    std::span<sequence_view<T, space::host> const, N> sequences, attend_options options, out_view<U, 3, backend> output,
-    out_view<float, 2, backend> lse)
+    std::span<sequence_view<T, space::host> const, N> sequences, attend_options<backend> const& options,
+    out_view<U, 3, backend> output, out_view<float, 2, backend> lse)
 {
     using job_of_panel  = detail::attend_job<T, U>;
     index_t const rows  = queries.extent(0);
@@ -40,8 +40,11 @@ void attend_impl(backend const& on, in_view<U, 3, backend> queries,
         index_t const tokens      = (std::min)(step, n - begin);
         panels                    = (std::max)(panels, (n + step - 1) / step);
         return job_of_panel{slice<1>(queries, first + begin, tokens), mdkv::detail::without_const(cache),
-            slice<1>(output, first + begin, tokens), slice<1>(lse, first + begin, tokens), {cache.layout, sizeof(T)},
-            mdkv::detail::attend_scale(options.scale, cache.layout), query_group * tokens, n - begin - tokens};
+            slice<1>(output, first + begin, tokens), slice<1>(lse, first + begin, tokens),
+            mdkv::detail::of_queries(options.lse_elsewhere, first + begin, tokens)
+                .value_or(in_view<float, 2, backend>{}),
+            {cache.layout, sizeof(T)}, mdkv::detail::attend_scale(options.scale, cache.layout), query_group * tokens,
+            n - begin - tokens};
     };
     workspace::frame frame{on.scratch};
     auto* const jobs     = frame.take<job_of_panel>(count);

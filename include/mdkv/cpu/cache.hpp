@@ -27,8 +27,7 @@ struct host_memory
     [[nodiscard]] void* allocate(std::size_t bytes) const { return resource->allocate(bytes, alignment); }
     void release(void* data, std::size_t bytes) const noexcept { resource->deallocate(data, bytes, alignment); }
 
-    template <class Job>
-    void run(Job const& job, index_t items) const
+    void run(auto const& job, index_t items) const
     {
         workspace none{*this};
         mdkv::cpu::run(backend{&none}, job, items);

@@ -19,13 +19,12 @@
 #include <cstring>
 #include <limits>
 
-// How it works. Query rows lie in vector lanes and tokens are broadcast: a row's softmax state then never crosses lanes,
-// and keys are read as they are stored. Because bases nest, the logits of a wider projected rung continue the sums of the
-// narrower one; codes of whole vectors need no product. Every softmax needs its normaliser before the first loss, so the
-// keys are read twice: sweep one finds the log-sum-exps of the exact softmax (unless the caller has them) and of every
-// projected one, sweep two adds up the losses. Nothing of size rows x tokens exists outside one tile, except for few
-// tokens, whose exact logits sweep one leaves for sweep two. Logits are in units of log2; the scale is folded into the
-// queries, and a query's weight into its log-sum-exps.
+// How it works. Query rows lie in vector lanes and tokens are broadcast: a row's softmax state then never crosses lanes, and keys
+// are read as they are stored. Because bases nest, the logits of a wider projected rung continue the sums of the narrower one;
+// codes of whole vectors need no product. Every softmax needs its normaliser before the first loss, so the keys are read twice:
+// sweep one finds the log-sum-exps of the exact softmax (unless the caller has them) and of every projected one, sweep two adds up
+// the losses. Nothing of size rows x tokens exists outside one tile, except for few tokens, whose exact logits sweep one leaves for
+// sweep two. Logits are in units of log2; the scale is folded into the queries, and a query's weight into its log-sum-exps.
 
 namespace MDKV_NAMESPACE::cpu
 {
@@ -267,8 +266,7 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     index_t const logits        = checked_multiply(plan.rows, tile::round_up(tokens, tile::block));
     if (logits <= most_kept && !options.lse) { plan.more = logits; }
 
-    // Sweep one is cut into at most 8 splits a head and one more for the window; sweep two is cut into pieces of fixed
-    // length.
+    // Sweep one is cut into at most 8 splits a head and one more for the window; sweep two is cut into pieces of fixed length.
     constexpr index_t block = tile::block;
     constexpr index_t piece = 2 * block;
     index_t const splits    = std::clamp<index_t>(tokens / piece, 1, 8);

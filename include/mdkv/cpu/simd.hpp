@@ -6,10 +6,9 @@
 
 #include <cstring>
 
-// Instructions that no vector expression becomes are spelled as in the compilers' own headers: including these headers
-// takes a fifth to a quarter of the time that all of mdkv takes. Compilers differ in their spelling of Arm's instructions,
-// which are therefore written in assembly; products are volatile there, because g++ would otherwise move them apart until
-// registers run out.
+// Instructions that no vector expression becomes are spelled as in the compilers' own headers: including these headers takes a
+// fifth to a quarter of the time that all of mdkv takes. Compilers differ in their spelling of Arm's instructions, which are
+// therefore written in assembly; products are volatile there, because g++ would otherwise move them apart until registers run out.
 
 namespace MDKV_NAMESPACE::cpu
 {
@@ -301,8 +300,7 @@ inline void store_shorts(std::byte* p, ints const* v) noexcept
 }
 
 /// Joins all lanes, pairwise: halves of the vector first.
-template <class Join>
-[[nodiscard]] inline float over_lanes(floats v, Join const& join) noexcept
+[[nodiscard]] inline float over_lanes(floats v, auto const& join) noexcept
 {
     if constexpr (lanes >= 16) { v = join(v, swap_lanes<8>(v)); }
     if constexpr (lanes >= 8) { v = join(v, swap_lanes<4>(v)); }

@@ -97,13 +97,14 @@ MDKV_HD void column_products(team const&, float const* const (&direction)[Sums],
     }
 }
 
-/// widen_lanes and narrow_lanes of detail/columns.hpp by vectors, which compilers do not make of half's conversions.
+/// widen_lanes of detail/columns.hpp by vectors, which compilers do not make of half's conversions.
 template <std::size_t N>
     requires(N % std::size_t{vector_lanes} == 0)
 MDKV_HD void widen_lanes(team const&, half const* from, float (&x)[N]) noexcept
 {
     for (int l = 0; l < static_cast<int>(N); l += vector_lanes) { simd::store(x + l, simd::load(from + l)); }
 }
+/// narrow_lanes likewise.
 template <std::size_t N>
     requires(N % std::size_t{vector_lanes} == 0)
 MDKV_HD void narrow_lanes(team const&, float const (&x)[N], half* to) noexcept

@@ -76,8 +76,7 @@ template <element T, class Cache>
 /// A run is cut at multiples of this many tokens.
 inline constexpr int attend_piece = 64;
 
-/// First token of a run, with tokens, whose piece begins at or behind byte `at` of the head; the run begins at
-/// `run_begin`.
+/// First token of a run, with tokens, whose piece begins at or behind byte `at` of the head; the run begins at `run_begin`.
 [[nodiscard]] MDKV_HD inline index_t cut_run(stored_run const& run, index_t run_begin, index_t at) noexcept
 {
     index_t const bytes  = attend_piece * run.token_bytes();

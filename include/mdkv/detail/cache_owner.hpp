@@ -94,8 +94,8 @@ public:
     /// A cache without heads.
     cache_owner() noexcept = default;
 
-    /// Room for `arena_bytes` of packed tokens (as many as `packed_bytes` returns; a budget's are enough) and `tail_tokens`
-    /// appended ones.
+    /// Room for packed tokens and appended ones.
+    /// \param layout,arena_bytes,tail_tokens  packed tokens (bytes by `packed_bytes`; a budget's are enough), number of appended ones
     /// \param of   the arguments of `Memory::of`: (cpu) a std::pmr::memory_resource*, or none; (gpu) a stream and a memory resource
     /// \throws invalid_argument   a size is negative
     /// \throws size_overflow      a size leaves 64 bits

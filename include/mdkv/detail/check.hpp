@@ -50,6 +50,13 @@ public:
         return given ? in(name, *given, wanted, letters) : *this;
     }
 
+    /// Numbers of n queries of each of `heads` query heads, or one for all queries of a head, which may be missing.
+    template <class Optional>
+    checks& of_queries(char const* name, Optional const& given, index_t heads, index_t n, char const* letters)
+    {
+        return given ? in(name, *given, {heads, given->extent(1) == 1 ? 1 : n}, letters) : *this;
+    }
+
     /// Keys, values or queries, which may lie at any address of the host.
     template <class T, std::size_t Rank, space S>
     checks& rows(

@@ -57,8 +57,7 @@ MDKV_HD void widen_some(Team const& t, T const* from, index_t n, float (&x)[N])
     for (int l = 0; l < n; ++l) { x[l] = widen(load_at<T>(from + l)); }
 }
 
-/// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where token i begins. Backends may overload
-/// it.
+/// to[16 c + i] = row(i)[c] for the coordinates of a tile's first tokens; row(i) is where token i begins. Backends may overload it.
 template <team Team, class Row>
 MDKV_HD void widen_columns(Team const& t, int tokens, int coordinates, Row const& row, float* to)
 {

@@ -52,8 +52,7 @@ template <class V>
     return x;
 #endif
 }
-template <class V>
-[[gnu::always_inline]] MDKV_HD inline void store_lanes(float* to, V const& x)
+[[gnu::always_inline]] MDKV_HD inline void store_lanes(float* to, auto const& x)
 {
 #if defined(__CUDA_ARCH__)
     *to = x;
@@ -63,8 +62,7 @@ template <class V>
 }
 
 /// The number in lane l.
-template <class V>
-[[nodiscard, gnu::always_inline]] MDKV_HD inline auto lane(V const& x, [[maybe_unused]] int l)
+[[nodiscard, gnu::always_inline]] MDKV_HD inline auto lane(auto const& x, [[maybe_unused]] int l)
 {
     if constexpr (requires { x[0]; }) { return x[l]; }
     else { return x; }

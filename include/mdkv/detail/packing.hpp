@@ -299,8 +299,8 @@ void pack_tokens(B const& on, pack_operands<B, T> const& of, cache_view<T, B::me
     }
     run(on, lay_out_heads<T, B>{of, cache}, 1);
     run(on, means_of_codes, coded);
-    run(on, convert_rows<B, float, T>{of.stand_in_keys, 1.0F, more_keys});
-    run(on, convert_rows<B, float, T>{of.stand_in_values, 1.0F, more_values});
+    run(on, copy_rows<B, float, T>{of.stand_in_keys, more_keys});
+    run(on, copy_rows<B, float, T>{of.stand_in_values, more_values});
     run(on, tiles);
 }
 

@@ -130,34 +130,8 @@ private:
     }
 };
 
-/// Rows of another element type, times a factor. An item is a row of a head.
-template <backend B, element T, element V = float>
-struct convert_rows
-{
-    static constexpr char const* name = "convert_rows";
-    static constexpr int threads      = 128;
-
-    in_view<T, 3, B> from;
-    float factor;
-    out_view<V, 3, B> to;
-
-    [[nodiscard]] index_t items() const noexcept { return to.extent(0) * to.extent(1); }
-
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
-    {
-        T const* const row = from.row(item / to.extent(1), item % to.extent(1));
-        V* const scaled    = to.row(item / to.extent(1), item % to.extent(1));
-        for (index_t d = t.rank(); d < to.extent(2); d += t.size())
-        {
-            scaled[d] = narrow<V>(factor * widen(load_at<T>(row + d)));
-        }
-    }
-};
-
 /// Calls body(first, count) for pieces of [0, n) of at most panel_depth.
-template <class Body>
-void for_pieces(index_t n, Body const& body)
+void for_pieces(index_t n, auto const& body)
 {
     for (index_t at = 0; at < n; at += panel_depth) { body(at, n - at < panel_depth ? n - at : panel_depth); }
 }
@@ -185,7 +159,7 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
     for_pieces(samples.extent(1), [&](index_t at, index_t count) {
         auto const part = slice<1>(samples, at, count);
         auto const rows = slice<1>(widened, 0, count);
-        run(on, convert_rows<B, T>{part, 1.0F, rows});
+        run(on, copy_rows<B, T, float>{part, rows});
         multiply<B, T, double>(on, {as_input(rows), true}, {part, true}, {.to = gram, .add = true, .mirror = true});
     });
 }

@@ -97,8 +97,7 @@ struct miss_rows
 
     [[nodiscard]] index_t items() const noexcept { return missing.extent(0) * missing.extent(1); }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const h    = item / missing.extent(1);
         index_t const r    = item % missing.extent(1);
@@ -123,8 +122,7 @@ struct bound_changes
     float most;
     out_view<float, 3, B> changes; // [H, Dv, S]
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         index_t const n   = fitted(h);
         index_t const dim = values.extent(2);
@@ -160,8 +158,7 @@ struct judge_changes
     in_view<float, 3, B> mended;   // [H, rows, Dv]  outputs over the changes alone
     out_view<float, 1, B> factors; // [H]
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         if (t.rank() != 0) { return; }
         double product = 0;
@@ -198,8 +195,7 @@ struct change_values
 
     [[nodiscard]] index_t items() const noexcept { return changes.extent(0) * changes.extent(2); }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const h = item / changes.extent(2);
         index_t const j = item % changes.extent(2);
@@ -224,8 +220,7 @@ struct count_fitted
     index_t full;                 // the full rung
     out_view<index_t, 1, B> fitted;
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         if (t.rank() != 0) { return; }
         index_t const rungs = first.extent(1) - 1;

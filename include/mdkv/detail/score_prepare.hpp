@@ -243,7 +243,7 @@ private:
             // An infinite log-sum-exp would make all probabilities 0, and every token free to drop.
             return given > lowest_logit && given < -lowest_logit ? given * log2_e - weight : not_a_number;
         }
-        float outside = elsewhere.empty() ? lowest_logit : elsewhere(of, query);
+        float outside = elsewhere.empty() ? lowest_logit : of_query(elsewhere, of, query);
         if (!(outside < -lowest_logit)) { return not_a_number; }
         outside       = outside > lowest_logit ? outside * log2_e : lowest_logit;
         float largest = outside;

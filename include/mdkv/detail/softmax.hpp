@@ -54,6 +54,12 @@ struct softmax_state
     }
 };
 
+/// The state of keys that have this natural log-sum-exp; -infinity stands for none.
+[[nodiscard]] MDKV_HD inline softmax_state softmax_of(float lse) noexcept
+{
+    return lse == empty_lse ? softmax_state{} : softmax_state{log2_e * lse, 1.0F};
+}
+
 /// Weights of two segments' normalised outputs, and the log-sum-exp of both.
 struct lse_merge
 {

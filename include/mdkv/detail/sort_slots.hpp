@@ -32,8 +32,7 @@ struct sort_slots
         return workers(members) * rungs() * index_t{sizeof(std::int32_t)};
     }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         index_t const before_head = begin.empty() ? 0 : begin(h) - begin(0);
         index_t const n           = begin.empty() ? rung.extent(1) : begin(h + 1) - begin(h);

@@ -3,6 +3,8 @@
 
 #include <mdkv/core/ground.hpp>
 
+#include <concepts>
+
 // A job is a trivially copyable object: its operands, and its body, which is written once for every backend (an example:
 // docs/backends.md). It has a `name`, `threads` of a GPU's block (256 if left out), `scratch_bytes()` of one team (none if left
 // out), and the body `MDKV_HD void operator()(team auto const& t, index_t item) const`.
@@ -147,15 +149,17 @@ struct fill
     }
 };
 
-/// Copies rows. An item is one row; rows without elements, which views without memory may have, are no items.
-template <backend B, class V>
+/// Copies rows, to floats or another element type times a factor. An item is one row; rows without elements, which views
+/// without memory may have, are no items.
+template <backend B, class T, class V = T>
 struct copy_rows
 {
     static constexpr char const* name = "copy_rows";
     static constexpr int threads      = 128;
 
-    in_view<V, 3, B> from;
+    in_view<T, 3, B> from;
     out_view<V, 3, B> to;
+    float factor = 1.0F;
 
     [[nodiscard]] index_t items() const noexcept { return to.extent(2) > 0 ? to.extent(0) * to.extent(1) : 0; }
 
@@ -164,9 +168,14 @@ struct copy_rows
         index_t const h     = item / to.extent(1);
         index_t const i     = item % to.extent(1);
         index_t const n     = to.extent(2);
-        V const* const here = from.row(h, i);
+        T const* const here = from.row(h, i);
         V* const dest       = to.row(h, i);
-        for (index_t d = t.rank(); d < n; d += t.size()) { dest[d] = load_at<V>(here + d); }
+        for (index_t d = t.rank(); d < n; d += t.size())
+        {
+            T const x = load_at<T>(here + d);
+            if constexpr (std::same_as<T, V> && !std::same_as<V, float>) { dest[d] = x; }
+            else { dest[d] = narrow<V>(factor * widen(x)); }
+        }
     }
 };
 

@@ -155,7 +155,7 @@ template <writable_layer Layer>
 ///
 /// \param sink      takes `std::span<std::byte const>`, any number of times, in order
 /// \param identity  `read` refuses another
-/// \param place     layers, heads and tokens; the caller's bytes
+/// \param place     first_layer, model_layers, first_head, model_heads, tokens, attachment; `{}`: all layers, tokens unknown
 /// \param layers    [layers]  caches, or `layer_to_write`, with equal numbers of heads
 /// \cost   reads every stored byte once; no allocation
 /// \sync   returns when done
@@ -303,9 +303,8 @@ private:
     detail::file_header const* header_;
 };
 
-/// Finds the caches in the bytes of a file, e.g. a mapped one, after checks of everything that later decides an access.
-/// Bytes from a stranger are refused or can be attended without an access outside of them; no checksum is trusted. Nothing
-/// is copied.
+/// Finds the caches in the bytes of a file, e.g. a mapped one, after checks of everything that later decides an access. Bytes from
+/// a stranger are refused or can be attended without an access outside of them; no checksum is trusted. Nothing is copied.
 ///
 /// \param bytes     the whole file, at a multiple of 64; it must neither change nor go while the result is in use
 /// \param identity  as it was given to `write`

@@ -65,8 +65,7 @@ template <class T>
 /// \param[out] values  [H, S, Dv]
 /// \param[out] kept    [H]         rows of each head
 /// \cost   reads the cache once and writes S rows a head; scratch for the bases of projected rungs
-/// \sync   returns when done (cpu); gpu: waits for the stream once, to copy the directory to memory that it allocates; then
-///         enqueued
+/// \sync   returns when done (cpu); gpu: waits for the stream once, then enqueued. A copy of the directory is allocated
 /// \order  bitwise reproducible for equal inputs, for any number of threads
 /// \throws invalid_argument   a shape disagrees or an output overlaps; nothing was changed
 /// \see    tests/unit/engine/unpack.cpp
@@ -75,7 +74,6 @@ void unpack(B const& on, cache_view<T, B::memory_space> const& cache, out_view<s
     out_view<std::remove_const_t<T>, 3, B> values, out_view<index_t, 1, B> kept)
 {
     using E            = std::remove_const_t<T>;
-    constexpr space S  = B::memory_space;
     auto const from    = detail::without_const(cache);
     index_t const H    = cache.layout.heads;
     index_t const rows = keys.extent(1);
@@ -88,9 +86,7 @@ void unpack(B const& on, cache_view<T, B::memory_space> const& cache, out_view<s
         .out("kept", kept, {H}, "H");
     if (H == 0) { return; }
     expects(cache.heads != nullptr && cache.appended != nullptr, "unpack: cache has no directory");
-    index_t most = 0;
-    if constexpr (S == space::host) { most = most_rows(cache); }
-    else { most = most_rows(detail::host_directory<E>{on, from}.view); }
+    index_t const most = most_rows(detail::host_directory<E>{on, from}.view);
     expects(rows >= most, "unpack: keys [H, S, D] has S = ", rows, "; a head has ", most, " rows");
     detail::unpack_rows(on, from, keys, values, kept);
 }

@@ -22,7 +22,7 @@ namespace MDKV_NAMESPACE::gpu
 /// attend for values that take blocks of `Columns` columns.
 template <element T, element U, int Columns, std::size_t N>
 void attend_columns(backend const& on, in_view<U, 3, backend> queries,
-    std::span<sequence_view<T, space::device> const, N> sequences, attend_options options,
+    std::span<sequence_view<T, space::device> const, N> sequences, attend_options<backend> const& options,
     out_view<U, 3, backend> output, out_view<float, 2, backend> lse)
 {
     constexpr int most = N == 1 ? 1 : kernels::attend_most_sequences;
@@ -48,7 +48,7 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
                 {layout, sizeof(T)}, Columns, batch.blocks, batch.heads * batch.count, states};
             body(slice_kernel{batch, queries, left, mdkv::detail::attend_scale(options.scale, layout),
                      slice_kernel::most_tile_bytes(left.sizes)},
-                merge_kernel{batch, left, output, lse});
+                merge_kernel{batch, left, output, lse, options.lse_elsewhere.value_or(in_view<float, 2, backend>{})});
         }
     };
     index_t floats = 0;
@@ -79,7 +79,7 @@ void attend_columns(backend const& on, in_view<U, 3, backend> queries,
 ///                            heads times rungs are beyond 4,000
 template <element T, element U, std::size_t N>
 void attend_impl(backend const& on, in_view<U, 3, backend> queries,
-    std::span<sequence_view<T, space::device> const, N> sequences, attend_options options,
+    std::span<sequence_view<T, space::device> const, N> sequences, attend_options<backend> const& options,
     out_view<U, 3, backend> output, out_view<float, 2, backend> lse)
 {
     mdkv::detail::attend_sizes const sizes{sequences.empty() ? cache_layout{} : sequences[0].cache.layout, sizeof(T)};

@@ -110,8 +110,7 @@ private:
 template <class Kernel>
 static int granted_shared_memory[16];
 
-/// Requests from CUDA, once for each kernel and device, all the dynamic shared memory that a block can have, and returns
-/// its bytes.
+/// Requests from CUDA, once for each kernel and device, all the dynamic shared memory that a block can have, and returns its bytes.
 template <class Kernel>
 int grant_shared_memory(backend const& on, int device)
 {

@@ -7,7 +7,6 @@
 #include <mdkv/gpu/backend.cuh>
 #include <mdkv/gpu/error.cuh>
 
-#include <concepts>
 #include <memory>
 #include <new>
 
@@ -16,16 +15,16 @@
 namespace MDKV_NAMESPACE::gpu
 {
 
-/// Where device memory comes from: memory allocated on a stream may be used by work enqueued there later, and
-/// memory freed there by work enqueued before. RMM's resources are such (a pool of an engine's, for one).
+/// Where device memory comes from: memory allocated on a stream may be used by work enqueued there later, and memory freed there by
+/// work enqueued before (a pool of an engine's, for one). CCCL's and newer RMM's take the stream first, others last.
 template <class R>
-concept memory_resource =
-    requires(R& resource, void* pointer, std::size_t bytes, std::size_t alignment, cudaStream_t stream) {
-        {
-            resource.allocate_async(bytes, alignment, stream)
-        } -> std::convertible_to<void*>;
-        resource.deallocate_async(pointer, bytes, alignment, stream);
-    };
+concept memory_resource = requires(R& from, void* pointer, std::size_t number, cudaStream_t stream) {
+    static_cast<void*>(from.allocate(stream, number, number));
+    from.deallocate(stream, pointer, number, number);
+} || requires(R& from, void* pointer, std::size_t number, cudaStream_t stream) {
+    static_cast<void*>(from.allocate_async(number, number, stream));
+    from.deallocate_async(pointer, number, number, stream);
+};
 
 /// The device's own pool (cudaMallocAsync). Its memory is aligned to 256 bytes.
 class pool_resource
@@ -33,7 +32,7 @@ class pool_resource
 public:
     /// \throws std::bad_alloc   there is no memory
     /// \throws cuda_error       the call failed otherwise
-    [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t, cudaStream_t stream)
+    [[nodiscard]] void* allocate(cudaStream_t stream, std::size_t bytes, std::size_t)
     {
         void* pointer          = nullptr;
         cudaError_t const code = cudaMallocAsync(&pointer, bytes, stream);
@@ -46,7 +45,7 @@ public:
         return pointer;
     }
 
-    void deallocate_async(void* pointer, std::size_t, std::size_t, cudaStream_t stream) noexcept
+    void deallocate(cudaStream_t stream, void* pointer, std::size_t, std::size_t) noexcept
     {
         static_cast<void>(cudaFreeAsync(pointer, stream)); // fails only if the context is gone, and its memory with it
     }
@@ -57,30 +56,31 @@ template <memory_resource Resource>
 struct stream_memory
 {
     static constexpr std::size_t alignment = 256;
+    static constexpr bool by_stream        = requires(Resource& from) { from.allocate(cudaStream_t{}, 1, 1); };
 
     cudaStream_t stream = nullptr;
     Resource* resource  = nullptr;
 
     [[nodiscard]] static stream_memory of(stream_memory const& same) noexcept { return same; }
-    [[nodiscard]] static stream_memory of(cudaStream_t on, Resource& from) noexcept
+    [[nodiscard]] static stream_memory of(cudaStream_t stream_, Resource& from) noexcept
     {
-        return {on, std::addressof(from)};
+        return {stream_, std::addressof(from)};
     }
 
     [[nodiscard]] void* allocate(std::size_t bytes) const
     {
-        return resource->allocate_async(bytes, std::size_t{alignment}, stream);
+        constexpr std::size_t to = alignment;
+        if constexpr (by_stream) { return resource->allocate(stream, bytes, to); }
+        else { return resource->allocate_async(bytes, to, stream); }
     }
     void release(void* data, std::size_t bytes) const noexcept
     {
-        resource->deallocate_async(data, bytes, std::size_t{alignment}, stream);
+        constexpr std::size_t to = alignment;
+        if constexpr (by_stream) { resource->deallocate(stream, data, bytes, to); }
+        else { resource->deallocate_async(data, bytes, to, stream); }
     }
 
-    template <class Job>
-    void run(Job const& job, index_t items) const
-    {
-        mdkv::gpu::run(backend{stream}, job, items);
-    }
+    void run(auto const& job, index_t items) const { mdkv::gpu::run(backend{stream}, job, items); }
     void wait() const { copy(backend{stream, nullptr}, nullptr, nullptr, 0); }
 };
 

@@ -21,12 +21,6 @@ template <std::size_t Dim, class V, std::size_t Rank, space S>
 {
     return slice<Dim>(all, all.extent(Dim) - n, n);
 }
-template <std::size_t Dim, class V, std::size_t Rank, space S>
-[[nodiscard]] constexpr std::optional<view<V, Rank, S>> last(std::optional<view<V, Rank, S>> const& all, index_t n)
-{
-    if (!all) { return std::nullopt; }
-    return last<Dim>(*all, n);
-}
 
 /// Keeps the keys of the prompt's first tokens: `rows` are those of tokens from `first` on.
 template <backend B, element T, element U>
@@ -45,9 +39,9 @@ void replay_chunks(B const& on, preset const& p, rotary_encoding<B> const& encod
     index_t const chunk = p.replayed->chunk;
     for (index_t at = 0; at < n; at += chunk)
     {
-        index_t const count = (std::min)(chunk, n - at);
-        auto options        = p.replay(encoding);
-        if (rows.lse_elsewhere) { options.lse_elsewhere = slice<1>(*rows.lse_elsewhere, at, count); }
+        index_t const count   = (std::min)(chunk, n - at);
+        auto options          = p.replay(encoding);
+        options.lse_elsewhere = of_queries(rows.lse_elsewhere, at, count);
         mdkv::replay(on, slice<1>(rows.queries, at, count), slice<1>(rows.keys, at, count),
             slice<1>(rows.values, at, count), slice<1>(sinks, 0, (std::min)(first + at, sinks.extent(1))), p.ratios,
             options, slice<2>(loss, at, count));
@@ -91,6 +85,16 @@ void keep_last(B const& on, index_t held, in_view<V, 3, B> rows, out_view<V, 3, 
         run(on, copy_rows<B, V>{as_input(moved), slice<1>(latest, 0, stay)});
     }
     run(on, copy_rows<B, V>{last<1>(rows, fresh), slice<1>(latest, stay, fresh)});
+}
+template <backend B>
+void keep_last(B const& on, index_t held, index_t n, in_view<float, 2, B> numbers, out_view<float, 3, B> moved,
+    out_view<float, 2, B> latest)
+{
+    auto const rows = [&]<class V>(view<V, 2, B::memory_space> const& of, index_t count) {
+        return view<V, 3, B::memory_space>{
+            of.data_handle(), {of.extent(0), count, 1}, {of.stride(0), of.extent(1) > 1 ? 1 : 0, 1}};
+    };
+    keep_last<float>(on, held, rows(numbers, n), moved, rows(latest, latest.extent(1)));
 }
 
 } // namespace MDKV_NAMESPACE::detail

@@ -181,17 +181,18 @@ struct prompt_work
     /// Finds the losses of a layer's N tokens by its last queries, by the replayed ones (already in `losses`), or by both.
     void find_losses(B const& on, index_t l, rows_of_layer const& rows, layer_shape const& one, agreement& agreed) const
     {
-        preset const& p    = settings;
-        auto const [H, N]  = std::pair{one.heads, one.tokens};
-        auto const [D, Dv] = one.dims;
-        index_t const Q    = (std::min)(p.queries, rows.queries.extent(1));
-        index_t const R    = rung_count();
-        bool const scores  = p.last_queries_score();
-        auto const keys    = slice<1>(rows.keys, 0, N);
-        auto const values  = slice<1>(rows.values, 0, N);
-        auto const queries = last<1>(rows.queries, Q);
-        auto const found   = losses_of(l, N);
-        bool const bases   = p.ratios.any_projected();
+        preset const& p     = settings;
+        auto const [H, N]   = std::pair{one.heads, one.tokens};
+        auto const [D, Dv]  = one.dims;
+        index_t const Q     = (std::min)(p.queries, rows.queries.extent(1));
+        index_t const R     = rung_count();
+        bool const scores   = p.last_queries_score();
+        auto const keys     = slice<1>(rows.keys, 0, N);
+        auto const values   = slice<1>(rows.values, 0, N);
+        index_t const early = rows.queries.extent(1) - Q; // queries that do not score
+        auto const queries  = slice<1>(rows.queries, early, Q);
+        auto const found    = losses_of(l, N);
+        bool const bases    = p.ratios.any_projected();
         workspace::frame frame{on.scratch};
         auto const energy  = scratch_view<float>(on, frame, bases ? H : 0, (std::max)(D, Dv));
         auto const weights = scratch_view<float>(on, frame, scores ? Q : 0);
@@ -215,8 +216,8 @@ struct prompt_work
         }
         fill_query_weights(on, weights, p.early_weight, p.question);
         score_options<B> options{.scale = p.scale,
-            .lse                        = last<1>(rows.lse, Q),
-            .lse_elsewhere              = last<1>(rows.lse_elsewhere, Q),
+            .lse                        = of_queries(rows.lse, early, Q),
+            .lse_elsewhere              = of_queries(rows.lse_elsewhere, early, Q),
             .query_weights              = as_input(weights),
             .norm                       = p.replayed ? p.replayed->last : row_norm::sum,
             .uniform_queries            = p.uniform_queries(Q)};

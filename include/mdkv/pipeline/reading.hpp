@@ -67,7 +67,8 @@ struct reader_work
 
     out_view<T, 4, B> sinks{};          ///< [L, H, replay_part::sinks, D]
     out_view<U, 4, B> recent{};         ///< [L, H*G, Q, D]  the last queries so far
-    out_view<float, 3, B> recent_lse{}; ///< [L, H*G, Q]  of these
+    out_view<float, 4, B> recent_lse{}; ///< [L, 2, H*G, Q]  of these: over all keys, and over those elsewhere
+    out_view<float, 1, B> no_keys{};    ///< [1]  minus infinity
     out_view<float, 4, B> losses{};     ///< [L, H, R, chunk]  of the chunk's tokens, pooled
     out_view<double, 4, B> grams{};     ///< [L, H, D, D]  of all keys before the chunk; L = 0 unless leverages weigh
     out_view<double, 1, B> factors{};   ///< [chunk]  of the chunk's tokens, if leverages weigh
@@ -114,19 +115,20 @@ struct reader_work
         index_t const least = one.window_bytes();
         expects(limit_bytes >= least, "reader: a limit of ", limit_bytes, " bytes a layer cannot hold the window of ",
             one.window, " tokens; at least ", least, " bytes are needed");
-        auto const [D, Dv] = shape.dims;
-        index_t const queries =
-            (std::min)(settings.queries, shape.tokens); // if they do not score, for channels and stand-ins
-        sinks      = scratch_view<T>(on, memory, L, H, settings.replayed->sinks, D);
-        recent     = scratch_view<U>(on, memory, L, H * shape.group, queries, D);
-        recent_lse = scratch_view<float>(on, memory, L, H * shape.group, queries);
-        losses     = scratch_view<float>(on, memory, L, H, R, options.chunk);
-        grams      = scratch_view<double>(on, memory, weighs() ? L : 0, H, D, D);
-        factors    = scratch_view<double>(on, memory, weighs() ? options.chunk : 0);
-        totals     = scratch_view<double>(on, memory, L);
-        no_tokens  = scratch_view<head_entry>(on, memory, H);
+        auto const [D, Dv]    = shape.dims;
+        index_t const queries = (std::min)(settings.queries, shape.tokens); // for channels and stand-ins, too
+        sinks                 = scratch_view<T>(on, memory, L, H, settings.replayed->sinks, D);
+        recent                = scratch_view<U>(on, memory, L, H * shape.group, queries, D);
+        recent_lse            = scratch_view<float>(on, memory, L, 2, H * shape.group, queries);
+        no_keys               = scratch_view<float>(on, memory, 1);
+        losses                = scratch_view<float>(on, memory, L, H, R, options.chunk);
+        grams                 = scratch_view<double>(on, memory, weighs() ? L : 0, H, D, D);
+        factors               = scratch_view<double>(on, memory, weighs() ? options.chunk : 0);
+        totals                = scratch_view<double>(on, memory, L);
+        no_tokens             = scratch_view<head_entry>(on, memory, H);
         run(on, fill<double>{grams.data_handle(), 0, grams.extent(0) * H * D * D});
         run(on, fill<double>{totals.data_handle(), 0, L});
+        run(on, fill<float>{no_keys.data_handle(), empty_lse, 1});
         run(on, fill<head_entry>{no_tokens.data_handle(), {}, H});
         kept.resize(static_cast<std::size_t>(L));
         cache_layout const empty{settings.ratios, H, 0, shape.dims, settings.scale};
@@ -155,11 +157,11 @@ struct reader_work
         auto const view = cache(l).view();
         truncate_tail(on, before, view); // tokens of a call for which memory ran out below
         append(on, rows.keys, rows.values, view);
-        mdkv::attend(on, rows.queries, view, {.scale = settings.scale}, output, lse);
-        auto const column = [](auto const& of) { // [H*G, n] as rows of one number
-            return out_view<float, 3, B>{of.data_handle(), {of.extent(0), of.extent(1), 1}, {of.stride(0), 1, 1}};
-        };
-        keep_last<float>(on, asked.of(l), as_input(column(lse)), moved_lse, column(item_of(recent_lse, l)));
+        mdkv::attend(
+            on, rows.queries, view, {.scale = settings.scale, .lse_elsewhere = rows.lse_elsewhere}, output, lse);
+        in_view<float, 2, B> const none{no_keys.data_handle(), {lse.extent(0), 1}, {0, 1}};
+        keep_last(on, asked.of(l), n, as_input(lse), moved_lse, item_of(item_of(recent_lse, l), 0));
+        keep_last(on, asked.of(l), n, rows.lse_elsewhere.value_or(none), moved_lse, item_of(item_of(recent_lse, l), 1));
         keep_last<U>(on, asked.of(l), rows.queries, moved, item_of(recent, l));
         asked.of(l) = (std::min)(asked.of(l) + n, most);
     }
@@ -287,11 +289,7 @@ struct reader_work
             wait(on);
             pending = n;
         }
-        for (index_t l = 0; l < L; ++l)
-        {
-            pack_layer(on, l, W, all, last, list_of(l), rung, !chooses, chunk_of(l));
-            progress.of(l) = 0;
-        }
+        for (index_t l = 0; l < L; ++l) { pack_layer(on, l, W, all, last, list_of(l), rung, !chooses, chunk_of(l)); }
         pending = 0;
         read    = all;
         if (last) { kept.clear(); }
@@ -343,7 +341,7 @@ struct reader_work
         return {on, as_input(slice<1>(item_of(recent, l), 0, asked.of(l))), settings.ratios, how, one,
             stored_slots<T, space::host>{directory.view, layout(l, W), list.longest}, slots_of(l, W, list),
             makes && logged > 0 && !stored_in_codes ? choice.stand_ins : 0, directory.appended, tokens,
-            as_input(slice<1>(item_of(recent_lse, l), asked.of(l) - logged, logged))};
+            as_input(slice<1>(item_of(item_of(recent_lse, l), 0), asked.of(l) - logged, logged))};
     }
 
     /// Adds the losses of a layer's tokens by the last queries, in units of their mean.
@@ -357,7 +355,8 @@ struct reader_work
         auto const scored = scratch_view<float>(on, frame, R, n);
         row_totals<B> const total{frame, {nullptr, 1, 1}, {scored.data_handle(), {1, 1, n}, {0, 0, 1}}};
         host_directory<T> const directory{on, cache(l).view()};
-        auto const how    = fold_options<B>(settings, budget::bytes(0), count);
+        auto how          = fold_options<B>(settings, budget::bytes(0), count);
+        how.lse_elsewhere = as_input(slice<1>(item_of(item_of(recent_lse, l), 1), 0, count));
         auto const stored = layer_of(on, l, W, tokens, list, how, directory, false);
         stored.read();
         stored.score_slots(scored);
@@ -370,7 +369,7 @@ struct reader_work
                     units_of(l, total.totals, tokens, double{settings.replayed->join}), joined});
     }
 
-    /// Packs a layer at its new rungs, and moves its losses.
+    /// Packs a layer at its new rungs, moves its losses, and counts no token of the chunk.
     /// \param rung  of all layers' tokens: the chosen ones, or room for the present ones, which tokens keep if they `stay`
     void pack_layer(B const& on, index_t l, index_t W, index_t tokens, bool last, token_list<B> const& list,
         out_view<std::uint8_t, 1, B> rung, bool stay, chunk_losses<B> const& chunk)
@@ -394,6 +393,7 @@ struct reader_work
         }
         cache(l)                          = std::move(to);
         kept[static_cast<std::size_t>(l)] = std::move(moved);
+        progress.of(l)                    = 0;
     }
 };
 

@@ -79,7 +79,7 @@ compress_report pack_layer(
     if (of.choice.stand_ins > 0)
     {
         index_t const count = (std::min)(stand_in_queries, rows.queries.extent(1));
-        mdkv::stand_in(on, last<1>(rows.queries, count), keys, values, chosen, *last<1>(rows.lse, count),
+        mdkv::stand_in(on, last<1>(rows.queries, count), keys, values, chosen, last<1>(*rows.lse, count),
             N + one.window, of.settings.stand_in(), made_keys, made_values);
     }
     auto const pack_with = [&](in_view<T, 3, B> const& stored) {

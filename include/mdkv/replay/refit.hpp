@@ -172,7 +172,7 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
             auto const widen_to = [&](in_view<U, 3, B> const& from, out_view<float, 3, B> const& to) {
                 in_view<U, 3, B> const of_head{after(from.data_handle(), g * from.stride(0)), {H, each, D},
                     {group * from.stride(0), from.stride(1), 1}};
-                run(on, convert_rows<B, U>{of_head, factor, slice<1>(to, b * of_block + g * each, each)});
+                run(on, copy_rows<B, U, float>{of_head, slice<1>(to, b * of_block + g * each, each), factor});
             };
             widen_to(here, own);
             widen_to(as_input(turned), later);

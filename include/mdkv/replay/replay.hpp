@@ -69,8 +69,7 @@ struct find_turns
     index_t rotating;
     float* turns; // [rotating]  cosines, then sines
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t) const
+    MDKV_HD void operator()(team auto const& t, index_t) const
     {
         index_t const pairs = rotating / 2;
         for (index_t i = t.rank(); i < pairs; i += t.size())
@@ -251,12 +250,9 @@ void replay(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_vie
     index_t const dim   = queries.extent(2);
     index_t const first = sinks.extent(1);
     detail::checks{on, "replay"}
-        .rows("queries", queries, queries.extents(), "H*G,C,D")
         .rows("keys", keys, {heads, chunk, dim}, "H,C,D")
-        .rows("values", values, {heads, chunk, values.extent(2)}, "H,C,Dv")
         .rows("sinks", sinks, {heads, first, dim}, "H,S,D")
-        .in("options.lse_elsewhere", options.lse_elsewhere, {{queries.extent(0), chunk}}, "H*G,C")
-        .out("loss", loss, {heads, static_cast<index_t>(ratios.size()), chunk}, "H,R,C");
+        .out("loss", loss, {heads, static_cast<index_t>(ratios.size()), chunk}, "H,R,C"); // expects_score checks the rest
     index_t const own = options.own ? first + chunk : 0;
     in_view<float, 3, B> const none{};
     score_options<B> const choice{.scale = options.scale,

@@ -47,8 +47,7 @@ struct choose_seeds
     out_view<index_t, 2, B> seed_slots; // [H, M]  -1 beyond the last cluster
     out_view<float, 3, B> seeds; // [H, M, D + 1]  keys, half their squares behind them; zeros beyond the last cluster
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t h) const
+    MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         index_t const all    = first(h, 1);
         index_t const most   = seed_slots.extent(1);
@@ -78,8 +77,7 @@ struct choose_seeds
 };
 
 /// The log-sum-exp of row r of head h in base 2, from those of [H*G, Q] queries, of which a head has `rows`.
-template <class View>
-[[nodiscard]] MDKV_HD float lse_of_row(View const& lse, index_t h, index_t rows, index_t r)
+[[nodiscard]] MDKV_HD float lse_of_row(auto const& lse, index_t h, index_t rows, index_t r)
 {
     return log2_e * lse(h * (rows / lse.extent(1)) + r / lse.extent(1), r % lse.extent(1));
 }
@@ -211,8 +209,7 @@ struct place_stand_in
     [[nodiscard]] index_t items() const noexcept { return stand_in_keys.extent(0) * stand_in_keys.extent(1); }
     [[nodiscard]] index_t scratch_bytes() const noexcept { return stand_in_keys.extent(2) * index_t{sizeof(double)}; }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const h        = item / stand_in_keys.extent(1);
         index_t const j        = item % stand_in_keys.extent(1);
@@ -365,7 +362,7 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
     auto const shares     = scratch_view<float>(on, frame, heads, work::strips(past), clusters, rows + 1);
     auto const lacking    = scratch_view<float>(on, frame, heads, clusters, 2, rows);
     in_view<float, 3, B> const scaled{widened.data_handle(), {heads, rows, dim}, {rows * dim, dim, 1}};
-    run(on, convert_rows<B, U>{queries, scale_in_base_two(options.scale, dim), widened});
+    run(on, copy_rows<B, U, float>{queries, widened, scale_in_base_two(options.scale, dim)});
     run(on, sort_slots<B>{rungs, dropped, first}, heads); // rung 0 alone
     run(on, choose_seeds<B, T>{keys, as_input(dropped), as_input(first), options, seed_slots, seeds}, heads);
     for_pieces(past, [&](index_t at, index_t count) {

@@ -51,8 +51,7 @@ struct eigenvectors
     [[nodiscard]] static constexpr index_t padded(index_t n) noexcept { return (n + sums - 1) / sums * sums; }
     [[nodiscard]] index_t scratch_bytes() const { return bytes_of<scratch>(gram.extent(2)); }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t head) const
+    MDKV_HD void operator()(team auto const& t, index_t head) const
     {
         index_t const n = gram.extent(2);
         carver cut      = t.scratch();
@@ -76,8 +75,7 @@ struct eigenvectors
 private:
     /// Writes R, of the rows left the one with the largest entry of the diagonal first. Returns what the matrix was divided by,
     /// NaN if an entry is not finite.
-    template <team Team>
-    [[nodiscard]] MDKV_HD double factorise(Team const& t, scratch const& mine, index_t head) const
+    [[nodiscard]] MDKV_HD double factorise(team auto const& t, scratch const& mine, index_t head) const
     {
         index_t const n    = gram.extent(2);
         double most        = 0;

@@ -51,8 +51,7 @@ struct pool_losses
     [[nodiscard]] MDKV_HD index_t pieces() const noexcept { return (loss.extent(2) + piece - 1) / piece; }
     [[nodiscard]] index_t items() const noexcept { return loss.extent(0) * loss.extent(1) * pieces(); }
 
-    template <team Team>
-    MDKV_HD void operator()(Team const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         index_t const h      = item / pieces() / loss.extent(1);
         index_t const r      = item / pieces() % loss.extent(1);

@@ -54,7 +54,7 @@ void expects_score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys,
     all.in("options.query_weights", options.query_weights, {per_head}, "Q");
     all.in("options.channels", options.channels, {heads, 3, dim}, "H,3,D");
     all.in("options.lse", options.lse, {query_heads, per_head}, "H*G,Q");
-    all.in("options.lse_elsewhere", options.lse_elsewhere, {query_heads, per_head}, "H*G,Q");
+    all.of_queries("options.lse_elsewhere", options.lse_elsewhere, query_heads, per_head, "H*G,Q");
     all.out("loss", loss, {heads, static_cast<index_t>(ratios.size()), tokens}, "H,R,N");
 }
 

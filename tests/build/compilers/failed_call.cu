@@ -9,7 +9,7 @@
 int main()
 {
     mdkv::gpu::pool_resource pool;
-    auto const allocate = [&] { return pool.allocate_async(SIZE_MAX / 2, 256, nullptr); };
+    auto const allocate = [&] { return pool.allocate(nullptr, SIZE_MAX / 2, 256); };
 #if defined(__cpp_exceptions)
     try
     {

@@ -23,10 +23,8 @@ def versions(root):
     asked = re.findall(r"find_package\(mdkv (\d+\.\d+) ", (root / "README.md").read_text(encoding="utf-8"))
     yield "CHANGELOG.md's newest version", re.search(r"^## \[(\d[^\]]*)\]", changelog, re.M)[1], said
     yield "the version of the README's find_package", asked, [said.rpartition(".")[0]]
-    python = root / "examples/python"
-    for readme in (root / "README.md", python / "README.md"):
-        files = re.findall(r"\b(?:lib)?(?:ggml-)?mdkv(?:-dev)?[-_](\d+\.\d+\.\d+)\b", readme.read_text(encoding="utf-8"))
-        yield f"the versions of files in {readme.relative_to(root)}", set(files), {said}
+    files = re.findall(r"\b(?:lib)?(?:ggml-)?mdkv(?:-dev)?[-_](\d+\.\d+\.\d+)\b", (root / "README.md").read_text(encoding="utf-8"))
+    yield "the versions of files in README.md", set(files), {said}
 
 
 def changelog(root):

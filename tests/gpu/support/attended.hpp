@@ -15,8 +15,13 @@
 #include "support/packed.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <concepts>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include <doctest/doctest.h>
 
@@ -30,66 +35,78 @@ struct attended
     tensor<float, 1> lse;
 };
 
-template <class T, class U>
-attended<U> on_gpu(mdkv::cpu::cache<T> const& cache, tensor<U, 2> const& queries, mdkv::attend_options options = {})
+/// Options of both backends.
+struct attend_choice
 {
-    device_cache<T> const stored{cache.view()};
-    device_tensor<U, 2> const q{queries};
-    device_tensor<U, 2> output{{queries.extent(0), cache.layout().dims.values}, {.slack = 2}};
-    device_tensor<float, 1> lse{{queries.extent(0)}};
-    run_on_device(
-        [&](mdkv::gpu::backend const& on) { attend(on, q.in(), stored.view(), options, output.out(), lse.out()); });
-    return {output.host(), lse.host()};
+    float scale = 0;
+    std::vector<float> sinks{}; ///< [rows]  sink logits; none: no option
+
+    /// Attends; the logits lie at `memory`.
+    void attend(
+        auto const& on, auto const& queries, auto const& cache, float const* memory, auto& output, auto& lse) const
+    {
+        mdkv::attend_options<std::remove_cvref_t<decltype(on)>> all{.scale = scale};
+        if (!sinks.empty()) { all.lse_elsewhere = mdkv::in(on, memory, std::ssize(sinks), 1); }
+        mdkv::attend(on, queries.in(), cache.view(), all, output.out(), lse.out());
+    }
+};
+
+/// Shapes of output and log-sum-exps of queries [rows, D], or [rows, n, D] of the last n tokens.
+template <class U, std::size_t Rank>
+[[nodiscard]] auto shapes_of(tensor<U, Rank> const& queries, index_t values)
+{
+    std::pair<std::array<index_t, Rank>, std::array<index_t, Rank - 1>> shapes;
+    for (std::size_t i = 0; i + 1 < Rank; ++i) { shapes.first[i] = shapes.second[i] = queries.extent(i); }
+    shapes.first[Rank - 1] = values;
+    return shapes;
 }
 
-template <class T, class U>
-attended<U> on_cpu(mdkv::cpu::cache<T> const& cache, tensor<U, 2> const& queries, mdkv::attend_options options = {})
+/// The result's rows are all rows of the output.
+template <class Output, class Lse>
+[[nodiscard]] auto rows_of(Output const& output, Lse const& lse)
 {
-    attended<U> got{
-        tensor<U, 2>{{queries.extent(0), cache.layout().dims.values}}, tensor<float, 1>{{queries.extent(0)}}};
-    run([&](mdkv::cpu::backend const& on) {
-        attend(on, queries.in(), cache.view(), options, got.output.out(), got.lse.out());
-    });
-    return got;
-}
-
-/// Queries [rows, n, D] of the last n tokens; the result's rows are [rows * n].
-template <class T, class U>
-attended<U> on_gpu(mdkv::cpu::cache<T> const& cache, tensor<U, 3> const& queries)
-{
-    device_cache<T> const stored{cache.view()};
-    device_tensor<U, 3> const q{queries};
-    device_tensor<U, 3> output{{queries.extent(0), queries.extent(1), cache.layout().dims.values}, {.slack = 2}};
-    device_tensor<float, 2> lse{{queries.extent(0), queries.extent(1)}};
-    run_on_device(
-        [&](mdkv::gpu::backend const& on) { attend(on, q.in(), stored.view(), {}, output.out(), lse.out()); });
-    attended<U> got{tensor<U, 2>{{queries.extent(0) * queries.extent(1), cache.layout().dims.values}},
-        tensor<float, 1>{{queries.extent(0) * queries.extent(1)}}};
-    got.output.assign(output.host().elements());
-    got.lse.assign(lse.host().elements());
-    return got;
-}
-
-template <class T, class U>
-attended<U> on_cpu(mdkv::cpu::cache<T> const& cache, tensor<U, 3> const& queries)
-{
-    tensor<U, 3> output{{queries.extent(0), queries.extent(1), cache.layout().dims.values}};
-    tensor<float, 2> lse{{queries.extent(0), queries.extent(1)}};
-    run([&](mdkv::cpu::backend const& on) { attend(on, queries.in(), cache.view(), {}, output.out(), lse.out()); });
-    attended<U> got{tensor<U, 2>{{queries.extent(0) * queries.extent(1), cache.layout().dims.values}},
-        tensor<float, 1>{{queries.extent(0) * queries.extent(1)}}};
-    got.output.assign(output.elements());
+    auto const values  = output.elements();
+    index_t const rows = lse.count();
+    using U            = typename decltype(values)::value_type;
+    attended<U> got{tensor<U, 2>{{rows, output.count() / std::max<index_t>(rows, 1)}}, tensor<float, 1>{{rows}}};
+    got.output.assign(values);
     got.lse.assign(lse.elements());
     return got;
 }
 
+template <class T, class U, std::size_t Rank>
+attended<U> on_gpu(mdkv::cpu::cache<T> const& cache, tensor<U, Rank> const& queries, attend_choice const& choice = {})
+{
+    tensor<float, 1> logits{{std::ssize(choice.sinks)}};
+    logits.assign(choice.sinks);
+    auto const [rows, sums] = shapes_of(queries, cache.layout().dims.values);
+    device_tensor<float, 1> const sinks{logits};
+    device_cache<T> const stored{cache.view()};
+    device_tensor<U, Rank> const q{queries};
+    device_tensor<U, Rank> output{rows, {.slack = 2}};
+    device_tensor<float, Rank - 1> lse{sums};
+    run_on_device(
+        [&](mdkv::gpu::backend const& on) { choice.attend(on, q, stored, sinks.in().data_handle(), output, lse); });
+    return rows_of(output.host(), lse.host());
+}
+
+template <class T, class U, std::size_t Rank>
+attended<U> on_cpu(mdkv::cpu::cache<T> const& cache, tensor<U, Rank> const& queries, attend_choice const& choice = {})
+{
+    auto const [rows, sums] = shapes_of(queries, cache.layout().dims.values);
+    tensor<U, Rank> output{rows};
+    tensor<float, Rank - 1> lse{sums};
+    run([&](mdkv::cpu::backend const& on) { choice.attend(on, queries, cache, choice.sinks.data(), output, lse); });
+    return rows_of(output, lse);
+}
+
 /// Sums run in float over some hundred tokens and dimensions on both sides, in different orders; the output is rounded to U
 /// on top.
-template <class T, class U, class Queries, class... Options>
-void expects_same(mdkv::cpu::cache<T> const& cache, Queries const& queries, Options... options)
+template <class T, class U, class Queries>
+void expects_same(mdkv::cpu::cache<T> const& cache, Queries const& queries, attend_choice const& choice = {})
 {
-    attended<U> const got  = on_gpu(cache, queries, options...);
-    attended<U> const want = on_cpu(cache, queries, options...);
+    attended<U> const got  = on_gpu(cache, queries, choice);
+    attended<U> const want = on_cpu(cache, queries, choice);
     double const rounding  = std::same_as<U, float> ? 0x1p-24 : std::same_as<U, mdkv::half> ? 0x1p-11 : 0x1p-8;
     worst_error output;
     worst_error lse;

@@ -89,7 +89,7 @@ public:
     explicit device_resource(bool scratch = false)
         : scratch_{scratch}
     {}
-    [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t, cudaStream_t)
+    [[nodiscard]] void* allocate(cudaStream_t, std::size_t bytes, std::size_t)
     {
         if (fail_after_-- == 0) { throw std::bad_alloc{}; }
         device_memory piece =
@@ -98,7 +98,7 @@ public:
         pieces_.emplace(pointer, std::move(piece));
         return pointer;
     }
-    void deallocate_async(void* pointer, std::size_t, std::size_t, cudaStream_t) noexcept { pieces_.erase(pointer); }
+    void deallocate(cudaStream_t, void* pointer, std::size_t, std::size_t) noexcept { pieces_.erase(pointer); }
 
     [[nodiscard]] std::size_t outstanding() const { return pieces_.size(); }
     void fail_after(int allocations) { fail_after_ = allocations; }

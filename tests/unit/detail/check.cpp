@@ -56,7 +56,7 @@ struct operands
         mdkv::compress(
             on, prompt_rows<host, float>{queries.in(), keys.in(), values.in()}, p, budget::fraction(1, 2), cache);
     }
-    void attend(host const& on, cache_view<float, space::host> const& view, attend_options options = {})
+    void attend(host const& on, cache_view<float, space::host> const& view, attend_options<host> options = {})
     {
         tensor<float, 3> to{{4, 1, 8}};
         tensor<float, 2> sums{{4, 1}};

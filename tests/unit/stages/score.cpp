@@ -359,6 +359,12 @@ TEST_CASE("keys elsewhere take their part of every softmax, known by their log-s
         CHECK(error.within(tolerance));
         std::vector<float> const alone = without_window({});
         CHECK(got != alone);
+        tensor<float, 2> one{{x.sizes.heads * 3, 1}}; // of each head: its first query's
+        tensor<float, 2> repeated{{x.sizes.heads * 3, 7}};
+        for (index_t i = 0; i < repeated.count(); ++i) { repeated.set(lse.get(i / 7, 0), i / 7, i % 7); }
+        for (index_t h = 0; h < one.count(); ++h) { one.set(lse.get(h, 0), h, 0); }
+        CHECK(support::same_bits(
+            without_window({.lse_elsewhere = one.in()}), without_window({.lse_elsewhere = repeated.in()})));
         for (float const bad : {std::numeric_limits<float>::quiet_NaN(), infinity, 3e38F})
         {
             lse.set(bad, 4, 2); // of head 1

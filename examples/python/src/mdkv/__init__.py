@@ -53,7 +53,7 @@ def _best_module():
 _module = _best_module()
 __version__ = _module.library_version
 __all__ = ["Backend", "Budget", "InvalidArgument", "Layer", "Preset", "Prompt", "Ranks", "RatioSet", "Reader", "Rope", "Stored",
-           "compiled_for", "compress", "load", "log_sum_exps", "preset", "presets", "read", "save", "write"]
+           "build", "compiled_for", "compress", "load", "log_sum_exps", "preset", "presets", "read", "save", "write"]
 compiled_for = _module.compiled_for  #: the instructions in use, such as "x86-64-v4"
 Backend = _module.Backend
 Budget = _module.Budget
@@ -68,6 +68,14 @@ Rope = _module.Rope
 CudaBackend = getattr(_module, "CudaBackend", None)  #: None unless the package was built with MDKV_PYTHON_CUDA
 __all__ += ["CudaBackend"] if CudaBackend else []
 Stored = _module.Stored
+
+
+def build():
+    """What this package was built for: its "version", the CPU's "instructions" that are in use, and "cuda", the compute capabilities
+    of devices, e.g. "80,90", or None."""
+    return {"version": __version__, "instructions": compiled_for, "cuda": getattr(_module, "compute_capabilities", None)}
+
+
 log_sum_exps = _module.log_sum_exps
 preset = _module.preset
 
@@ -86,6 +94,13 @@ class presets:
     paper_literal = preset("paper_literal")
     evict = preset("evict")
     __doc__ += "\n    ".join(repr(one) for one in (best, any_question, by_window, paper, paper_literal, evict))
+
+
+def _lse_of(queries, keys, scale, backend):
+    if CudaBackend is None or not isinstance(backend, CudaBackend):
+        return log_sum_exps(queries, keys, scale, backend)
+    from .device import log_sum_exps as by_torch
+    return by_torch(queries, keys, scale)
 
 
 def compress(queries, keys, values, limit, preset="by_window", *, rope=None, scale=0.0, backend=None,
@@ -126,7 +141,7 @@ def compress(queries, keys, values, limit, preset="by_window", *, rope=None, sca
         elif preset.replayed is not None:
             prompt.read_chunk(0, 0, queries, keys, values)
         last = queries[:, max(queries.shape[1] - preset.queries, 0):]
-        lse = log_sum_exps(last, keys, scale, backend) if preset.stand_ins else None
+        lse = _lse_of(last, keys, scale, backend) if preset.stand_ins else None
         prompt.finish_layer(0, last, keys, values, lse)
         prompt.allocate(limit)
     except BaseException:

@@ -25,16 +25,20 @@ def save(cache, path, tokens, identity):
                          "token that generate returns is in no cache yet")
     queries = [layer.queries for layer in layers if layer.queries is not None]
     beside = {"kind": _KIND, "text": _text_of(tokens), "limits": [layer.limits[0] for layer in layers],
-              "queries": [list(one.shape) for one in queries]}
-    beside = [json.dumps(beside).encode() + b"\n", *(one.contiguous().view(torch.uint8).numpy().tobytes() for one in queries)]
+              "queries": [list(one.shape) for one in queries], "options": _options_of(cache)}
+    beside = [json.dumps(beside).encode() + b"\n", *(one.contiguous().view(torch.uint8).cpu().numpy().tobytes() for one in queries)]
     mdkv.save(path, [layer.packed[0] for layer in layers], tokens=len(tokens), attachment=b"".join(beside),
               identity=_identity(cache.config, identity))
 
 
-def load(cache, path, tokens, verify, identity):
-    """See Cache.load; `cache` is empty."""
+def load(cache, path, tokens, verify, identity, options):
+    """See Cache.load; `cache` is empty, and was made with `options`."""
     layers, name = _layers_of(cache), shown(path)
-    stored = mdkv.load(path, verify=verify, backend=cache.backend, identity=_identity(cache.config, identity))
+    try:
+        stored = mdkv.load(path, verify=verify, backend=cache.backend, identity=_identity(cache.config, identity))
+    except mdkv.InvalidArgument as problem:
+        hint = f"; save's identity= takes the place of the model's name, now {cache.config._name_or_path!r}, and commit"
+        raise type(problem)(f"{problem}{hint if 'of the identity' in str(problem) else ''}") from None
     heads = getattr(cache.config, "num_key_value_heads", None) or cache.config.num_attention_heads
     if stored.first_layer or stored.first_head or (len(stored), stored.heads) != (len(layers), heads):
         raise ValueError(f"{name}: holds {len(stored)} layers from {stored.first_layer} on of {stored.heads} heads from "
@@ -43,14 +47,15 @@ def load(cache, path, tokens, verify, identity):
     if any(one.tokens != stored.tokens for one in packed):
         raise ValueError(f"{name}: was written without its {packed[0].tokens} tokens")
     dtype = getattr(torch, stored.dtype)
-    text, limits, queries = _beside(name, stored.attachment, packed, dtype)
+    text, limits, queries, saved = _beside(name, stored.attachment, packed, dtype)
     if tokens is not None and text is None:
         raise ValueError(f"{name}: mdkv.transformers did not write it, and its tokens are unknown; tokens=None compares none")
     if tokens is not None and text != _text_of(_list_of(tokens)[:stored.tokens]):
-        raise ValueError(f"{name}: the text does not begin with the {stored.tokens} tokens of the file")
-    for layer, one, limit, last in zip(layers, packed, limits, queries):
+        raise ValueError(f"{name}: the text does not begin with the {stored.tokens} tokens of the file; `load` takes ids of the whole text")
+    cache = type(cache)(cache.config, **{"backend": cache.backend, **saved, **options})
+    for layer, one, limit, last in zip(cache.compressed, packed, limits, queries):
         layer.batch, layer.heads, layer.key_dim, layer.value_dim = 1, heads, one.key_dim, one.value_dim
-        layer.dtype, layer.device, layer.is_initialized = dtype, torch.device("cpu"), True
+        layer.dtype, layer.device, layer.is_initialized = dtype, None, True  # the next keys say where
         layer.tokens, layer.pads, layer.packed, layer.limits, layer.queries = stored.tokens, [0], [one], [limit], None
         if cache.tail is not None:
             one.reserve(cache.tail + 1)
@@ -83,10 +88,28 @@ def _text_of(tokens):
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
 
 
+def _options_of(cache):
+    """Options of a cache that a file holds; a budget if it is a share."""
+    members = {name: getattr(cache.preset, name) for name in dir(cache.preset) if name != "replace"}
+    share = {"budget": cache.budget} if isinstance(cache.budget, float) else {}
+    return {"preset": {**members, "ratios": list(members["ratios"])}, "tail": cache.tail, "least": cache.least, **share}
+
+
+def _options_from(saved):
+    """The options that `_options_of` made into a dictionary; none of a file of an older version. Raises what damage makes."""
+    if not saved:
+        return {}
+    types = {"preset": dict, "tail": (int, type(None)), "least": int, "budget": float}
+    if not all(isinstance(value, types[name]) for name, value in saved.items()):
+        raise TypeError
+    ratios = mdkv.RatioSet(*saved["preset"]["ratios"])
+    return {**saved, "preset": mdkv.presets.best.replace(**{**saved["preset"], "ratios": ratios})}
+
+
 def _beside(name, attachment, packed, dtype):
-    """The text's SHA-256, limits of the layers' bytes, and their last queries [1, H*G, n, D] or None, of an attachment that `save`
-    made; for any other file no text, and the limits that it has."""
-    none = None, [one.bytes["arena"] for one in packed], [None] * len(packed)
+    """The text's SHA-256, limits of the layers' bytes, their last queries [1, H*G, n, D] or None, and the cache's options, of an
+    attachment that `save` made; for any other file no text and no options, and the limits that it has."""
+    none = None, [one.bytes["arena"] for one in packed], [None] * len(packed), {}
     head, _, rest = attachment.partition(b"\n")
     try:
         beside = json.loads(head)
@@ -98,10 +121,14 @@ def _beside(name, attachment, packed, dtype):
         good = good and all(isinstance(limit, int) for limit in limits) and all(size > 0 for size in sizes)
     except (ValueError, TypeError, KeyError, RuntimeError):
         return none
+    try:
+        options = _options_from(beside.get("options"))
+    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError):
+        good = False
     if not good:
         raise ValueError(f"{name}: what mdkv.transformers wrote beside the caches is damaged")
     queries, data = [], torch.frombuffer(bytearray(rest), dtype=torch.uint8) if rest else None
     for shape, size in zip(shapes, sizes):
         queries.append(data[:size].view(dtype).reshape(shape).clone())
         data = data[size:]
-    return text, limits, queries or none[2]
+    return text, limits, queries or none[2], options

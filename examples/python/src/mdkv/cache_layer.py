@@ -11,12 +11,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 import mdkv
 import mdkv.distributed
-from mdkv import rotary
+from mdkv import device, rotary
 from mdkv.token_rungs import TokenRungs
 
 NAME = "mdkv"  #: in transformers' table of attentions
 CROPS_TO_LENGTH = "max_length" in inspect.signature(cache_utils.DynamicLayer.crop).parameters  #: before 5.23
-_NOT_SERVED = {"softcap": "soft caps on logits", "s_aux": "sink logits", "position_bias": "biases of positions",
+_NOT_SERVED = {"softcap": "soft caps on logits", "position_bias": "biases of positions",
                "output_attentions": "attention weights as output", "cu_seq_lens_q": "packed sequences",
                "sliding_window": "sliding windows in layers whose configuration has none"}
 
@@ -44,6 +44,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         self.rope = None                        # encoding, if the preset replays: an mdkv.Rope, its arguments, or not known yet
         self.measurement = rotary.Measurement() # measures it
         self.given = None                       # keys and values of this call, if the prompt is compressed while it is read
+        self.sinks = {}                         # "sink_logits": float32 [H*G], if the model has them
         self.later = []                         # queries, keys and values of tokens that the prompt's last call had after it
 
     def __deepcopy__(self, memo):
@@ -59,18 +60,22 @@ class CacheLayer(cache_utils.CacheLayerMixin):
     def lazy_initialization(self, key_states, value_states):
         self.batch, self.heads, _, self.key_dim = key_states.shape
         self.value_dim, self.dtype, self.device = value_states.shape[3], key_states.dtype, key_states.device
+        first = self.group.layers[0]
+        if first.is_initialized and first.device != self.device:
+            raise NotImplementedError(f"mdkv: keys of layer {first.index} are on {first.device} and of layer {self.index} on {self.device}; "
+                                      "layers that share a budget must be on one device. With by_window, paper and evict each one has its own")
         self.is_initialized = True
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Appends keys [B, H, n, D] and values [B, H, n, Dv]. Only the attention "mdkv" can read the tensors it returns."""
         if torch.compiler.is_compiling():
             raise NotImplementedError("mdkv: torch.compile is not served; call the model without it")
-        if key_states.device.type != "cpu":
-            raise NotImplementedError(f"mdkv: keys are on {key_states.device}; only the CPU is served")
+        self.cache.backends[key_states.device]  # which it refuses if there is none
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             raise NotImplementedError("mdkv: gradients are not served; call the model under torch.no_grad()")
-        if torch.is_autocast_enabled("cpu"):  # sdpa would do it for each call
-            key_states, value_states = (one.to(torch.get_autocast_dtype("cpu")) for one in (key_states, value_states))
+        kind = key_states.device.type
+        if torch.is_autocast_enabled(kind):  # sdpa would do it for each call
+            key_states, value_states = (one.to(torch.get_autocast_dtype(kind)) for one in (key_states, value_states))
         all_layers = self.cache.compressed
         if self is all_layers[0] and (self.cache._broken or any(one.tokens != self.tokens for one in all_layers)):
             raise ValueError("mdkv: a call of the model before this one ended by an exception; the cache must be reset()")
@@ -84,8 +89,13 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         self.tokens += key_states.shape[2]
         new = key_states, value_states
         if self.packed:
-            for layer, keys, values in zip(self.packed, *new):
-                layer.append(keys, values)
+            if key_states.device != self.device:  # a loaded cache's is not known yet
+                self.packed = self.cache.backends.moved(self.packed, key_states.device)
+                self.device = key_states.device
+                self.queries = None if self.queries is None else self.queries.to(self.device)
+            with device.current(self.device):
+                for layer, keys, values in zip(self.packed, *new):
+                    layer.append(keys, values)
         elif self.cache.while_reading:
             self.given = new
         elif self.held is None:  # a slice, e.g. of a fused projection, would keep the larger tensor
@@ -98,6 +108,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         return self.tokens
 
     def get_mask_sizes(self, query_length):
+        if isinstance(query_length, int) and query_length < 1:  # generate left out what the cache has, and nothing stayed
+            raise ValueError(f"mdkv: the call has no token after the {self.tokens} of the cache; generate takes ids of the whole text")
         return self.tokens + (query_length if isinstance(query_length, int) else query_length.shape[0]), 0
 
     def get_max_length(self):
@@ -192,7 +204,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
     def attend(self, *arguments):
         """Attention of queries [B, H*G, n, D] of the tokens that `update` was given last: [B, n, H*G, Dv]."""
         try:
-            return self._attend(*arguments)
+            with device.current(self.device):
+                return self._attend(*arguments)
         except BaseException:
             self.cache._broken = True
             raise
@@ -208,7 +221,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             unserved.append("keys whose heads were repeated before the cache")
         if dropout > 0 and module.training:
             unserved.append("dropout")
-        query = query.to(self.dtype) if torch.is_autocast_enabled("cpu") else query
+        query = query.to(self.dtype) if torch.is_autocast_enabled(self.device.type) else query
         if query.dtype != self.dtype:
             unserved.append(f"queries in {query.dtype} on keys in {self.dtype}")
         pads = self._padding(mask, query.shape[2]) if not unserved else None
@@ -217,6 +230,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
                             + ("; prompt_tokens says where it ends if several calls read it" if self.packed else ""))
         if unserved:
             raise NotImplementedError("mdkv: not served: " + unserved[0])
+        logits = others.get("s_aux")
+        self.sinks = {} if logits is None else {"sink_logits": logits.detach().float().contiguous()}
         if self.packed:
             return self._attend_packed(query)
         self.pads = pads
@@ -240,10 +255,10 @@ class CacheLayer(cache_utils.CacheLayerMixin):
                 return None
             seen = mask if mask.dtype == torch.bool else mask == 0
             found = self.tokens - seen[:, 0, -1].sum(-1)
-            places = torch.arange(self.tokens)
+            places = torch.arange(self.tokens, device=mask.device)
             right = places >= found[:, None, None]
             rows = new if self.packed else 1
-            right = right & (places <= (self.tokens - rows + torch.arange(rows))[:, None])
+            right = right & (places <= (self.tokens - rows + places[:rows])[:, None])
             biased = mask.dtype != torch.bool and not ((mask == 0) | (mask < -1e4)).all()
             if biased or not torch.equal(seen[:, 0, -rows:], right):
                 return None
@@ -255,7 +270,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         tail, preset = self.cache.tail, self.cache.preset
         output = query.new_empty((self.batch, query.shape[2], query.shape[1], self.value_dim))
         for layer, rows, to in zip(self.packed, query, output):
-            layer.attend(rows, to.transpose(0, 1))
+            layer.attend(rows, to.transpose(0, 1), **self.sinks)
         if tail is not None:
             self.queries = self._joined(query)[:, :, -preset.queries:].clone()
             if self.packed[0].appended > tail:
@@ -284,9 +299,9 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         for layer, rows, limit, rungs in zip(self.packed, self.queries, self.limits, all_rungs):
             fold = layer.recompress if rungs is None else functools.partial(rungs.fold, layer)
             rows = rows[:, -min(rows.shape[1], layer.window + layer.appended):]
-            fold(rows, mdkv.Budget.bytes(limit), preset)
+            fold(rows, mdkv.Budget.bytes(limit), preset, **self.sinks)
         if self is self.cache.compressed[-1]:
-            self.cache.backend.release_scratch()
+            self.cache.backends.release_scratch()
         if self.token_rungs:
             self.cache.rungs[self.cache.compressed.index(self)] = [one.rungs for one in self.token_rungs]
 
@@ -314,7 +329,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
             for count in (unread[b] // chunk * chunk, unread[b] % chunk if later >= 0 else 0):  # the rest is read at the end
                 rows = [one[b, :, one.shape[2] - unread[b] :][:, :count] for one in (queries, *self.held)]
                 if count > 0 and group.prompts:
-                    group.prompts[b].read_chunk(group.layers.index(self), length - unread[b], *rows)
+                    group.prompts[b].read_chunk(group.layers.index(self), length - unread[b], *rows, **self.sinks)
                 unread[b] -= count
             self.replayed[b] = length - unread[b]
         self.queries = queries[:, :, -max(preset.queries, *unread):].clone()
@@ -342,7 +357,8 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         for b, length in enumerate(self.lengths()):
             queries, keys, values = (one[b, :, max(one.shape[2] - length, 0):] for one in (self.queries, *self.held))
             if len(self.lse) <= b:
-                self.lse.append(mdkv.log_sum_exps(queries, keys, self.scale, self.cache.backend))
+                found = torch.as_tensor(self.cache.backends.log_sum_exps(queries, keys, self.scale))
+                self.lse.append(torch.logaddexp(found, self.sinks["sink_logits"][:, None]) if self.sinks else found)
             yield queries, keys, values, self.lse[b]
 
     def take(self, packed, rungs=()):
@@ -370,7 +386,7 @@ class _Rows(torch.Tensor):
 
     @staticmethod
     def of(layer, width):
-        rows = torch.empty(1, dtype=layer.dtype).expand(layer.batch, layer.heads, layer.tokens, width)
+        rows = torch.empty(1, dtype=layer.dtype, device=layer.device).expand(layer.batch, layer.heads, layer.tokens, width)
         rows = torch.Tensor._make_subclass(_Rows, rows)
         rows.mdkv_layer = layer
         return rows
@@ -401,8 +417,23 @@ def _version(tensor):
     return None if tensor.is_inference() else tensor._version
 
 
-def _sdpa(*args, **kwargs):
-    return ALL_ATTENTION_FUNCTIONS["sdpa"](*args, **kwargs)  # looked up late, because packages replace it
+def _sdpa(module, query, key, value, mask, s_aux=None, scaling=None, **kwargs):
+    """sdpa, which knows no sink logits: they are one more key, whose value is zero, and one more number of queries and keys."""
+    if s_aux is not None:
+        scaling, seen = query.shape[-1] ** -0.5 if scaling is None else scaling, key.shape[-2]
+        mask = _causal(query, seen) if mask is None and query.shape[-2] > 1 else mask
+        logits = (s_aux.to(query) / scaling).reshape(1, -1, 1, 1).expand(*query.shape[:3], 1)
+        query, key = torch.cat([query, logits], -1), torch.nn.functional.pad(key, (0, 1, 0, 1))
+        key[:, :, seen, -1], value = 1, torch.nn.functional.pad(value, (0, 0, 0, 1))
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask[..., :seen], (0, 1), value=True if mask.dtype == torch.bool else 0.0)
+    attend = ALL_ATTENTION_FUNCTIONS["sdpa"]  # looked up late, because packages replace it
+    return attend(module, query, key, value, mask, scaling=scaling, **kwargs)
+
+
+def _causal(query, seen):
+    """The mask that sdpa has for queries [B, H*G, n, D] of the last n tokens if it is given none."""
+    return torch.ones(query.shape[-2], seen, dtype=torch.bool).tril(seen - query.shape[-2])[None, None].to(query.device)
 
 
 def _sum(dictionaries):

@@ -22,7 +22,8 @@ class ReadingGroup:
             self.single = [b for b, length in enumerate(layer.lengths()) if length == 1]
             self.firsts += [[one[:, :, -1:].clone() for one in rows]] if self.single else []
             for b in self.single:
-                output[b, -1] = rows[2][b, :, -1].repeat_interleave(output.shape[2] // layer.heads, 0)
+                values = rows[2][b, :, -1].repeat_interleave(output.shape[2] // layer.heads, 0)
+                output[b, -1] = values * self._share(layer, preset.scale, *(one[b, :, -1] for one in rows[:2]))
             return
         new, place, last, later = rows[0].shape[2], self.layers.index(layer), later >= 0, max(later, 0)
         if not self.readers:
@@ -43,7 +44,14 @@ class ReadingGroup:
             for first, end in ((new - unread, prompt), (prompt, new)):
                 if first < end:
                     part = (one[b, :, first:end] for one in rows)
-                    reader.attend(place, *part, output[b, first:end].transpose(0, 1), ahead=first == prompt)
+                    reader.attend(place, *part, output[b, first:end].transpose(0, 1), ahead=first == prompt, **layer.sinks)
+
+    def _share(self, layer, scale, query, key):
+        """What sink logits leave of a single token's attention: 1 without them, otherwise [H*G, 1]; query [H*G, D], key [H, D]."""
+        if not layer.sinks:
+            return 1
+        logits = (query.unflatten(0, (layer.heads, -1)) * key[:, None]).float().sum(-1).flatten() * scale
+        return (logits - layer.sinks["sink_logits"]).sigmoid()[:, None].to(query)
 
     def end_call(self, last):
         """Counts a layer that has read its rows; after the last one, ends the chunk or, in the prompt's last call, the prompt."""
@@ -74,10 +82,11 @@ class ReadingGroup:
         tokens = max((self.cache.prompt_tokens or layer.tokens) - layer.pads[b], 0)
         reader = mdkv.Reader(preset, layers=len(self.layers), heads=layer.heads, group=group, key_dim=layer.key_dim,
                              value_dim=layer.value_dim, tokens=tokens, dtype=str(layer.dtype).removeprefix("torch."), rope=rope,
-                             backend=self.cache.backend, limit=self.cache._limit(tokens), chunk=max(min(self.chunk, tokens), 1))
+                             backend=self.cache.backends[layer.device], limit=self.cache._limit(tokens), chunk=max(min(self.chunk, tokens), 1))
         if b in self.single:
             for place, rows in enumerate(self.firsts):
                 query, keys, values = (one[b] for one in rows)
-                reader.attend(place, query, keys, values, query.new_empty((query.shape[0], 1, values.shape[2])))
+                to, sinks = query.new_empty((query.shape[0], 1, values.shape[2])), self.layers[place].sinks
+                reader.attend(place, query, keys, values, to, **sinks)
             reader.end_chunk()
         return reader

@@ -65,7 +65,7 @@ class Measurement:
         hidden, first = next(iter(arguments.values())), min(pads)
         start = tokens - hidden.shape[1]  # place of the call's first token
         offsets = [one for one in _PLACES if start <= first + one < tokens]
-        places = torch.tensor([first + one - start for one in offsets])
+        places = torch.tensor([first + one - start for one in offsets], device=hidden.device)
         rows = {name: None if value is hidden else _rows(value, hidden.shape[1], places) for name, value in arguments.items()}
         before, self._first = self._first, None
         if before is not None:
@@ -79,8 +79,9 @@ class Measurement:
 
 def _encoding(config, module, dim, sequence, seen, offsets, modules):
     """The encoding of a sequence's queries and keys in a `_Recorder`; see `Measurement.rope`."""
-    rows = [one[sequence].double() for one in (seen.query, seen.keys)]
-    lower = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else seen.keys.dtype
+    rows = [one[sequence].double().cpu() for one in (seen.query, seen.keys)]
+    kind = seen.keys.device.type
+    lower = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else seen.keys.dtype
     tolerance, offsets = _TOLERANCE.get(lower, 2e-4), torch.tensor(offsets, dtype=torch.float64)
     unrotated = {"frequencies": [0.0] * (dim // 2)}
     if all(_error(one, unrotated, "halves", offsets) < 0.2 * tolerance for one in rows):  # slow frequencies turn little in a position
@@ -184,7 +185,7 @@ def _kept(modules):
     known = []
     for module in modules:
         for name, one in module.named_buffers():
-            one = one.double() if name.endswith("inv_freq") and one.ndim == 1 and not one.is_meta else None
+            one = one.double().cpu() if name.endswith("inv_freq") and one.ndim == 1 and not one.is_meta else None
             if one is not None and not any(torch.equal(one, other) for other in known):
                 known.append(one)
                 yield one

@@ -27,12 +27,12 @@ def save(path, layers, *, identity="", **options):
     or a pipe that a process reads stays, too, and takes the bytes as they come. Raises ValueError with the library's message
     before anything is written, and OSError if the file cannot be written; then the old file is still there.
     """
-    _module.write(os.fspath(path), layers, _digest(identity), **options)
+    _module.write(os.fspath(path), _on_host(layers), _digest(identity), **options)
 
 
 def write(layers, *, identity="", **options):
     """The bytes that `save` would write, as a NumPy array uint8, e.g. to send them; `read` takes them."""
-    return _module.write(None, layers, _digest(identity), **options)
+    return _module.write(None, _on_host(layers), _digest(identity), **options)
 
 
 def load(path, *, identity="", verify="everything", backend=None):
@@ -84,6 +84,10 @@ def read(data, *, identity="", verify="everything", backend=None):
 
 def as_bytes(identity):
     return identity.encode(errors="surrogatepass") if isinstance(identity, str) else identity
+
+
+def _on_host(layers):
+    return [one.to(_module.Backend()) if getattr(one, "device", None) == "cuda" else one for one in layers]
 
 
 def _digest(identity):

@@ -19,7 +19,11 @@ class TokenRungs:
         """Calls layer.recompress(*arguments, **options), and follows each token to its new rung."""
         names, tail = list(layer.ratios), np.arange(layer.compressed_tokens, layer.tokens)
         sources = np.empty((layer.heads, layer.tokens), np.int32)
+        if layer.device == "cuda":
+            import torch
+            sources = torch.empty(sources.shape, dtype=torch.int32, device=arguments[0].device)
         layer.recompress(*arguments, **options, sources=sources)
+        sources = sources if layer.device == "cpu" else sources.cpu().numpy()
         self._window = layer.window
         self.rungs = np.zeros((layer.heads, layer.tokens - self._window), np.uint8)
         for h, counts in enumerate(layer.rungs_of_heads):

@@ -1,4 +1,4 @@
-"""transformers.py: compressed caches for Hugging Face's transformers, 5.2 and newer, on the CPU:
+"""transformers.py: compressed caches for Hugging Face's transformers, 5.2 and newer, on the CPU and on CUDA devices:
 
     cache = mdkv.transformers.Cache(model.config, budget=0.125)
     model.generate(**inputs, cache=cache)                   # past_key_values=cache before transformers named it so
@@ -21,7 +21,7 @@ from transformers.generation import GenerationMixin
 
 import mdkv
 import mdkv.distributed
-from mdkv import cache_file
+from mdkv import cache_file, device
 from mdkv.cache_layer import NAME, CacheLayer
 from mdkv.reading import CHUNK, ReadingGroup
 
@@ -29,12 +29,16 @@ from mdkv.reading import CHUNK, ReadingGroup
 CACHE_ARGUMENT = next(name for name in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
                       if name in ("cache", "past_key_values"))
 
+#: kinds of models that have no sdpa because of their sink logits, which the attention "mdkv" takes
+WITH_SINKS = ("flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash")
+
 
 class Cache(cache_utils.Cache):
     """The cache of a decoder and a batch of sequences.
 
     config         the model's own configuration, `model.config`; its attention is set to "mdkv"
-    budget         a share of the uncompressed bytes, 0 to 1, or an `mdkv.Budget`: of one sequence and an average layer
+    budget         a share of the bytes of the prompt's uncompressed keys and values, in the model's own type, 0 to 1, or an
+                   `mdkv.Budget`: of one sequence and an average layer
     preset         a name or an `mdkv.Preset`, whose factor of q.k the model's replaces
     tail           tokens after the prompt that stay as they are; when there are more, all of them are folded into the
                    compressed part, whose bytes do not grow, and cannot be cropped any more. None: all stay
@@ -43,7 +47,8 @@ class Cache(cache_utils.Cache):
     least          for short prompts: a budget that is a share never falls below the bytes of so many tokens of each head. None:
                    the preset's window and 8 more (16 with `best`), without which a budget cannot be kept
     rope           `mdkv.Rope` for presets that replay (best, any_question); None: from the configuration
-    backend        `mdkv.Backend`; None: one of torch.get_num_threads() threads
+    backend        `mdkv.Backend` for layers on the CPU; None: one of torch.get_num_threads() threads. On a CUDA device layers use
+                   torch's current stream and torch's memory
     group          ProcessGroup of torch.distributed over whose processes the model's KV heads are spread (tensor parallelism):
                    one budget over all of their heads, for the prompt and for each fold of the tail, the choice that one process
                    with the same keys makes. None: these heads alone; under tensor parallelism each process then gives its own
@@ -88,13 +93,15 @@ class Cache(cache_utils.Cache):
         models = sys.modules.get(type(text).__module__.replace("configuration_", "modeling_"))
         if models is not None and not hasattr(models, "ALL_ATTENTION_FUNCTIONS"):  # it would take another attention's name for eager
             raise NotImplementedError("mdkv: models that compute attention themselves are not served")
-        if text._attn_implementation == "eager":
+        if text._attn_implementation == "eager" and text.model_type not in WITH_SINKS:
             raise NotImplementedError("mdkv: the model's own attention, eager, is not served; model.set_attn_implementation(\"sdpa\") "
                                       "sets another one, which some models do not have")
-        if text._attn_implementation not in (None, "sdpa", NAME):
+        if text._attn_implementation not in (None, "sdpa", "eager", NAME):
             raise NotImplementedError(f"mdkv: the layouts of the model's attention, {text._attn_implementation}, are not "
                                       "served; load the model with attn_implementation=\"sdpa\"")
         self.preset = mdkv.preset(preset) if isinstance(preset, str) else preset
+        if not isinstance(self.preset, mdkv.Preset):
+            raise ValueError(f"mdkv: preset is {preset!r}; it must be a name or an mdkv.Preset")
         self.losses = losses
         if losses is not None:
             if while_reading:
@@ -106,6 +113,7 @@ class Cache(cache_utils.Cache):
         self.config, self.rope, self.keep_rungs = text, rope, keep_rungs
         self.group, self._over = group, None  # _over: the group's processes as mdkv.Ranks
         self.backend = backend or mdkv.Backend(torch.get_num_threads())
+        self.backends = device.Backends(self.backend)  # by the device of a layer's keys
         layers = cache_utils.DynamicCache(config=config).layers
         layers = [CacheLayer(self, i) if type(one) is cache_utils.DynamicLayer else one for i, one in enumerate(layers)]
         self.compressed = [one for one in layers if isinstance(one, CacheLayer)]  #: the layers that see all tokens
@@ -119,8 +127,8 @@ class Cache(cache_utils.Cache):
 
     def __repr__(self):
         now = self.report()
-        return (f"mdkv.transformers.Cache({self.preset.name}: {now['tokens']} tokens, {now['arena_bytes']} bytes compressed, "
-                f"{now['held_bytes']} in all, {now['uncompressed_bytes'] + now['other_bytes']} uncompressed)")
+        return (f"mdkv.transformers.Cache({self.preset.name}: {now['tokens']} tokens, {now['arena_bytes']:,} bytes compressed, "
+                f"{now['held_bytes']:,} in all, {now['uncompressed_bytes'] + now['other_bytes']:,} uncompressed)")
 
     def report(self):
         """Measured bytes of this process as a dictionary: `tokens` with padding; `bytes` of all layers; `arena_bytes` of compressed
@@ -135,7 +143,7 @@ class Cache(cache_utils.Cache):
         arena = sum(one["bytes"]["arena"] for one in layers) + readers["arena"]
         compressed = sum(one["bytes"]["total"] for one in layers) + readers["total"]
         other = sum(_bytes_of(vars(one)) for one in self.layers if not isinstance(one, CacheLayer))
-        scratch = self.backend.scratch_bytes
+        scratch = self.backends.scratch_bytes
         return {"tokens": self.compressed[0].tokens, "bytes": compressed + other, "held_bytes": compressed + other + scratch,
                 "arena_bytes": arena, "compressed_bytes": compressed,
                 "uncompressed_bytes": sum(one.token_bytes() * sum(one.lengths()) for one in self.compressed),
@@ -161,12 +169,13 @@ class Cache(cache_utils.Cache):
             model.generate(ids, cache=cache)                # ids begins with the saved tokens
 
         config     the model's own, as for `Cache`
-        tokens     text that must begin with the saved tokens; None: not compared
+        tokens     ids of the whole text, e.g. document and question, which must begin with the saved tokens; None: not compared
         identity   as it was given to `save`
-        options    those of `Cache`; they hold for a prompt after `reset` and for folding the tail
+        options    those of `Cache`, for folding the tail and for a prompt after `reset`. The file has preset, tail, least, and budget
+                   if it is a share: each holds unless it is given
         Raises ValueError for a file of another model, text or kind, naming it, and for a damaged one.
         """
-        return cache_file.load(cls(config, **options), path, tokens, verify, identity)
+        return cache_file.load(cls(config, **options), path, tokens, verify, identity, options)
 
     def reset(self):
         """Forgets all tokens; the next call reads a prompt again."""
@@ -241,7 +250,7 @@ class _Group:
         rope = mdkv.Rope(**rope) if isinstance(rope, dict) else rope
         self.prompts = [mdkv.Prompt(preset, layers=len(self.layers), heads=heads, group=query.shape[1] // heads, key_dim=dim,
                                     value_dim=values.shape[3], tokens=(cache.prompt_tokens or keys.shape[2]) - pad,
-                                    dtype=str(keys.dtype).removeprefix("torch."), rope=rope, backend=cache.backend,
+                                    dtype=str(keys.dtype).removeprefix("torch."), rope=rope, backend=cache.backends[keys.device],
                                     ranks=ranks)
                         for pad in pads]
 
@@ -249,8 +258,11 @@ class _Group:
         """Takes a layer whose prompt was read; after the last one, packs all of them and frees their tensors."""
         for prompt, rows in zip(self.prompts, layer.rows()):
             if self.cache.losses is not None:
-                prompt.take_losses(self.layers.index(layer), self.cache.losses(layer.index, *(one.contiguous() for one in rows[:3])))
-            prompt.finish_layer(self.layers.index(layer), *rows)
+                lost = self.cache.losses(layer.index, *(one.contiguous() for one in rows[:3]))
+                if len(getattr(lost, "shape", ())) != 3:
+                    raise ValueError(f"mdkv: losses returned {getattr(lost, 'shape', lost)}; it must be float32 [H, R, N - window]")
+                prompt.take_losses(self.layers.index(layer), lost)
+            prompt.finish_layer(self.layers.index(layer), *rows, **layer.sinks)
         self.unfinished -= 1
         if self.unfinished > 0:
             return

@@ -70,6 +70,7 @@ struct attend_job
     cache_view<T, space::host> cache;
     out_view<U, 3, backend> output;
     out_view<float, 2, backend> lse;
+    in_view<float, 2, backend> lse_elsewhere; ///< or null
     attend_sizes sizes;
     float scale;       // factor of queries, for logits in base 2
     index_t head_rows; ///< G * n, rows of a head
@@ -93,11 +94,12 @@ struct attend_job
     /// Takes over another panel of the same sequence and keeps this one's scratch.
     void move_to(attend_job const& next)
     {
-        queries   = next.queries;
-        output    = next.output;
-        lse       = next.lse;
-        head_rows = next.head_rows;
-        hidden    = next.hidden;
+        queries       = next.queries;
+        output        = next.output;
+        lse           = next.lse;
+        lse_elsewhere = next.lse_elsewhere;
+        head_rows     = next.head_rows;
+        hidden        = next.hidden;
     }
 
     /// Takes the scratch that all threads share; returns the most splits.
@@ -160,8 +162,7 @@ struct attend_job
     [[nodiscard]] index_t row_sums() const { return sizes.sums() + (sizes.rotated ? tile_tokens : 0); }
     [[nodiscard]] float* sums_of(index_t split) const { return sums + split * head_rows * row_sums(); }
 
-    /// out[g] += x[g] * matrix. The matrix [n, columns] has the cache's element type; rows of x and of out are `step`
-    /// apart.
+    /// out[g] += x[g] * matrix. The matrix [n, columns] has the cache's element type; rows of x and of out are `step` apart.
     void multiply(float const* x, index_t offset, index_t n, index_t columns, float* out, index_t step) const
     {
         run_rows matrix;
@@ -358,7 +359,10 @@ struct attend_job
                 tile::widen_row(means, rotated, sizes.values);
                 combine(x, 1.0F, rotated, x[sizes.sums()], sizes.values);
             }
-            float const weight = state[g].empty() ? 0.0F : 1.0F / state[g].sum;
+            softmax_state const other = mdkv::detail::softmax_of(
+                lse_elsewhere.empty() ? mdkv::detail::empty_lse : mdkv::detail::of_query(lse_elsewhere, row, i));
+            float const share  = state[g].merge(other).first;
+            float const weight = state[g].empty() ? 0.0F : share / state[g].sum;
             multiply_by(weight, x, sizes.values);
             U* const to = output.row(row, i);
             for (index_t c = 0; c < sizes.values; ++c) { to[c] = narrow<U>(x[c]); }

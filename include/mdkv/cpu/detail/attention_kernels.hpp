@@ -43,9 +43,8 @@ inline constexpr int asked_into = 2;
 
 // g++ leaves out calls of functions that only prefetch, as if they had no effect: all such functions must be inlined.
 
-/// A cursor over bytes that are prefetched now and read a little later: hardware prefetchers stop at the end of a page,
-/// and a block spans several. The address is a number, not a pointer, because it may pass the end of a buffer, which is
-/// harmless.
+/// A cursor over bytes that are prefetched now and read a little later: hardware prefetchers stop at the end of a page, and a block
+/// spans several. The address is a number, not a pointer, because it may pass the end of a buffer, which is harmless.
 class read_ahead
 {
 public:
@@ -125,8 +124,7 @@ struct sum_rows
     index_t step;
 };
 
-/// Writes logits of a run's whole tiles from a tile on and returns the number of tiles done, which may be fewer than
-/// given.
+/// Writes logits of a run's whole tiles from a tile on and returns the number of tiles done, which may be fewer than given.
 using logit_kernel = index_t(
     query_rows const&, run_rows const&, std::byte const*, index_t, sum_rows const&, read_ahead&) noexcept;
 

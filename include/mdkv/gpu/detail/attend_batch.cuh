@@ -150,8 +150,7 @@ struct attend_batch
     /// Cuts every run of every head of a sequence into slices of nearly equal bytes, whole tiles each. Calls
     /// body(e, entry, begin, end) for each run e, that is run e % runs of head e / runs, in their order, with its slices
     /// [begin, end): a run without tokens has none. For one warp; lanes without a run call it with e = -1.
-    template <class Body>
-    __device__ void cut(attend_sequence const& s, Body const& body) const
+    __device__ void cut(attend_sequence const& s, auto const& body) const
     {
         constexpr auto least = static_cast<unsigned>(attend_slice_bytes / tile_tokens);
         int const lane       = device::lane();

@@ -34,6 +34,7 @@ struct attend_merge
     attend_states states;
     out_view<U, 3, backend> output;
     out_view<float, 2, backend> lse;
+    in_view<float, 2, backend> lse_elsewhere; ///< or null
 
     struct scratch
     {
@@ -68,11 +69,13 @@ struct attend_merge
         int const warp        = device::warp();
         auto const* const range =
             states.slices(static_cast<int>(&sequence - batch.sequences.data()) * batch.heads + head);
-        int const slices                          = range[1] - range[0];
-        int const first                           = sequence.first_block + replica * sequence.blocks + range[0];
-        int const values                          = states.sizes.values;
-        bool const latent                         = states.sizes.value_latents > 0;
-        mdkv::detail::softmax_state const softmax = merge_softmaxes(smem, first, slices, g);
+        int const slices                        = range[1] - range[0];
+        int const first                         = sequence.first_block + replica * sequence.blocks + range[0];
+        int const values                        = states.sizes.values;
+        bool const latent                       = states.sizes.value_latents > 0;
+        mdkv::detail::softmax_state const other = mdkv::detail::softmax_of(
+            lse_elsewhere.empty() ? mdkv::detail::empty_lse : mdkv::detail::of_query(lse_elsewhere, row, token));
+        mdkv::detail::softmax_state const softmax = merge_softmaxes(smem, first, slices, g, other);
         // All blocks of columns have seen the same logits.
         MDKV_ROLLED
         for (int column_block = 0; column_block < states.column_blocks(); ++column_block)
@@ -151,12 +154,13 @@ struct attend_merge
     }
 
 private:
-    /// Merges the slices' softmaxes and writes the factors of their sums.
-    __device__ mdkv::detail::softmax_state merge_softmaxes(scratch const& smem, int first, int slices, int g) const
+    /// Merges the slices' softmaxes, and one of keys elsewhere, and writes the factors of the slices' sums.
+    __device__ mdkv::detail::softmax_state merge_softmaxes(
+        scratch const& smem, int first, int slices, int g, mdkv::detail::softmax_state const& other) const
     {
         int const lane = device::lane();
         int const warp = device::warp();
-        float top      = mdkv::detail::empty_lse;
+        float top      = other.largest;
         for (int s = device::thread(); s < slices; s += threads) { top = fmaxf(top, states.softmax(first + s, g)[0]); }
         top = device::largest_of_lanes(top);
         if (lane == 0) { smem.tops[warp] = top; }
@@ -175,7 +179,7 @@ private:
         total = device::sum_of_lanes(total);
         if (lane == 0) { smem.totals[warp] = total; }
         device::sync();
-        mdkv::detail::softmax_state all{top, 0.0F};
+        mdkv::detail::softmax_state all{top, other.empty() ? 0.0F : exp2f(other.largest - top)};
         MDKV_UNROLL
         for (int w = 0; w < warps; ++w) { all.sum += smem.totals[w]; }
         return all;

@@ -149,8 +149,7 @@ private:
     }
 
     /// Calls body(of values, k) for each group k of keys and of values, by a warp.
-    template <class Body>
-    __device__ void each_group(Body const& body) const
+    __device__ void each_group(auto const& body) const
     {
         int const of_keys = (run.keys.coordinates + group - 1) / group;
         int const all     = of_keys + (values + group - 1) / group;

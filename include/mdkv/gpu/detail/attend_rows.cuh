@@ -23,10 +23,9 @@
 //   codes   keys: row g is token 2g, row g + 8 is token 2g + 1, and a lane's word is four codes of a token; values: the
 //           word is one coordinate of tokens 4p to 4p + 3, and rows are coordinates of the word's neighbours
 //
-// A code without its scale is a subnormal number of 16 bits, code * 2^-24, which tensor cores multiply exactly (Fasi,
-// Higham, Mikaitis, Pranesh, Numerical behavior of NVIDIA tensor cores, 2021): one AND, or one permutation of bytes, makes
-// two codes two factors.
-// Scales and minima are applied to logits and weights.
+// A code without its scale is a subnormal number of 16 bits, code * 2^-24, which tensor cores multiply exactly (Fasi, Higham,
+// Mikaitis, Pranesh, Numerical behavior of NVIDIA tensor cores, 2021): one AND, or one permutation of bytes, makes two codes two
+// factors. Scales and minima are applied to logits and weights.
 
 namespace MDKV_NAMESPACE::gpu::kernels
 {

@@ -12,8 +12,7 @@ namespace MDKV_NAMESPACE::gpu::kernels
 {
 
 /// Begins to copy n bytes, at most `Size`, or exactly as many if `Exact`, `Bytes` at a time, in rows of 128 bytes to their
-/// `smem_offset`. If `step` is not 0, they are the first n bytes of each of 16 rows that are `step` bytes apart, and Size is
-/// 128.
+/// `smem_offset`. If `step` is not 0, they are the first n bytes of each of 16 rows that are `step` bytes apart, and Size is 128.
 template <class Rows, bool Values, int Bytes, int Size, bool Exact>
 __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int step, int n, std::byte* to)
 {

@@ -17,9 +17,8 @@ namespace MDKV_NAMESPACE::gpu::detail
 
 using mdkv::detail::score_plan;
 
-// A warp multiplies 32 tokens with a panel of 16 rows (queries, or directions of a basis), each lane four tokens with four
-// rows. Two by two tensor core products give a lane the same shape, if tokens and rows are numbered for it (see
-// multiply_exact).
+// A warp multiplies 32 tokens with a panel of 16 rows (queries, or directions of a basis), each lane four tokens with four rows.
+// Two by two tensor core products give a lane the same shape, if tokens and rows are numbered for it (see multiply_exact).
 
 inline constexpr int score_threads     = 256;
 inline constexpr int score_warps       = score_threads / device::warp_size;
@@ -241,8 +240,7 @@ struct score_block
             queries + (index_t{panel} * all + begin) * score_panel + row, score_panel, end - begin);
     }
 
-    /// The lane's hidden products, bit 4 * token + row, for the `count` tokens from `first` on and rows from `first_row`
-    /// on.
+    /// The lane's hidden products, bit 4 * token + row, for the `count` tokens from `first` on and rows from `first_row` on.
     [[nodiscard]] __device__ unsigned hidden(index_t first, int count, int first_row) const
     {
         if (count == tiling.tokens() && plan.all_see(first + count - 1)) { return 0; }

@@ -35,8 +35,7 @@ __device__ inline void add_to_state(float* largest, int step, score_products con
         }
         raised = raised || here[j] > top[j];
     }
-    // Eight lanes have the same four rows. Lane bits 16 and 8 choose the row whose sum a lane keeps, if its bit 4 is
-    // unset.
+    // Eight lanes have the same four rows. Lane bits 16 and 8 choose the row whose sum a lane keeps, if its bit 4 is unset.
     int const lane  = device::lane();
     int const which = (lane & 16) / 8 + (lane & 8) / 8;
     bool const mine = (lane & 4) == 0;
