@@ -126,7 +126,6 @@ TEST_CASE("the program of README.md has on a GPU, by the same lines, the outputs
     };
     cache_identity const model{{'t', 'e', 's', 't'}};
     index_t bytes_here = 0, bytes_there = 0;
-
     std::vector<cpu::cache<half>> caches(1);
     engine_of<cpu::backend, tensor, known_rows> here{x};
     support::run([&](cpu::backend const& on) {

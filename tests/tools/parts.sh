@@ -109,7 +109,8 @@ device_tests() {
     local package=executor
     if ! has_nvcc; then
         note SKIPPED "python: layers on a device: there is no nvcc"
-    elif install_package executor -C cmake.define.MDKV_PYTHON_CUDA=ON -C cmake.define.MDKV_PYTHON_EXECUTOR=ON >"$build/python.executor.log" 2>&1; then
+    elif install_package executor -C cmake.define.MDKV_PYTHON_CUDA=ON -C cmake.define.MDKV_PYTHON_EXECUTOR=ON \
+        -C build-dir="$build/python/executor-build" >"$build/python.executor.log" 2>&1; then # the executor reads sources by paths from there
         package_tests new "$mdkv_root/examples/python/tests/test_device.py"
     else
         tail -n 40 "$build/python.executor.log"
