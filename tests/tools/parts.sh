@@ -68,8 +68,7 @@ leg() {
     fi
 }
 
-# package_tests ENVIRONMENT FILE...: the tests of the Python package that $build/python/packages holds, or the folder $package beside
-# it; all without FILE
+# package_tests ENVIRONMENT FILE...: tests, all without FILE, of the Python package in $build/python/packages, or in $package there
 package_tests() {
     local name=$1 results_file=$build/python-${#results[@]}-$1.xml tests=("${@:2}")
     ((${#tests[@]} > 0)) || tests=("$mdkv_root/examples/python/tests")
