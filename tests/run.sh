@@ -18,10 +18,12 @@ source "$mdkv_root/tests/tools/parts.sh"
 
 daily=(size scripts words tags release clang gpu python)
 deep=(aarch64 wheels fuzz models ptx compilers older releases benches bare cuda)
+today=${deep[$(date +%-j) % ${#deep[@]}]}
+[[ $today != ptx ]] || daily=(size scripts words tags release clang python) # ptx has all of gpu
 parts=(size scripts words quick) most_minutes=0
 while (($# > 0)); do
     case $1 in
-        --daily) parts=("${daily[@]}" "${deep[$(date +%-j) % ${#deep[@]}]}") ;;
+        --daily) parts=("${daily[@]}" "$today") ;;
         --all) parts=("${daily[@]}" "${deep[@]}") ;;
         --deep)
             [[ " ${deep[*]} " == *" ${2:-} "* && -n ${2:-} ]] || die 2 "--deep is followed by one of: ${deep[*]}"

@@ -498,8 +498,7 @@ TEST_CASE_TEMPLATE(
         auto cache = layer.packed(20);
         support::source random{"attend/sinks"};
         append_random(cache, random, 20);
-        index_t const n = 20; // more than a panel of rows
-        index_t const s = std::ssize(sinks);
+        index_t const s = std::ssize(sinks), n = 20; // n: more than a panel of rows
         tensor<T, 3> q{{s, n, 32}};
         q.assign(random_queries<T>(s * n, 32).elements());
         tensor<T, 3> plain{{s, n, 24}};

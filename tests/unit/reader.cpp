@@ -360,8 +360,7 @@ TEST_CASE("sink logits take their part of a reader's attention, and of its losse
             return std::pair{r.made(), tokens};
         };
         index_t const rows = x.heads * x.group;
-        std::vector<float> logits;
-        std::vector<float> repeated; // for each query of a chunk
+        std::vector<float> logits, repeated; // of heads, and for each query of a chunk
         for (index_t g = 0; g < rows; ++g)
         {
             logits.push_back(g % 2 == 0 ? 12.0F : -12.0F);
