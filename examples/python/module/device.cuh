@@ -24,7 +24,7 @@ namespace mdkv_python
 /// What outlives scratch memory and caches.
 struct device_state
 {
-    cudaStream_t stream = nullptr;       ///< of the call that has the turn
+    cudaStream_t stream = nullptr;       ///< stream of the call that has the turn
     std::unique_ptr<device_source> from; ///< null: the pool, and one stream
     mdkv::gpu::pool_resource pool;
 };
@@ -50,11 +50,7 @@ public:
         if (of_->from) { of_->from->release(data); }
         else { of_->pool.deallocate(of_->stream, data, bytes, alignment); }
     }
-    template <class Job>
-    void run(Job const& job, index_t items) const
-    {
-        mdkv::gpu::run({of_->stream}, job, items);
-    }
+    void run(auto const& job, index_t items) const { mdkv::gpu::run({of_->stream}, job, items); }
     void wait() const { mdkv::gpu::copy({of_->stream}, nullptr, nullptr, 0); }
 
 private:
@@ -127,7 +123,7 @@ private:
         if (from != nullptr && turns_ == 0) { static_cast<void>(cudaSetDevice(current_before_)); }
     }
 
-    int turns_          = 0; // of the thread that has them
+    int turns_          = 0; // turns of the thread that has them
     int current_before_ = 0;
 };
 

@@ -13,21 +13,6 @@
 namespace mdkv_python
 {
 
-template <mdkv::element T, class Place>
-std::unique_ptr<prompt> make_prompt(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes)
-{
-    auto const turn = on->turn(); // at the stream
-    return std::make_unique<prompt_of<T, Place>>(on, chosen, sizes);
-}
-
-template <mdkv::element T, class Place>
-std::unique_ptr<reader> make_reader(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes,
-    mdkv::reader_options const& options)
-{
-    auto const turn = on->turn();
-    return std::make_unique<reader_of<T, Place>>(on, chosen, sizes, options);
-}
-
 template <mdkv::element T>
 std::unique_ptr<layer> make_layer(
     std::shared_ptr<device> on, layer_facts const& facts, mdkv::cache_view<T const, mdkv::space::host> const& stored)

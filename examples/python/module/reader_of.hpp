@@ -1,4 +1,4 @@
-/// \file reader_of.hpp: readers of one element type in one place
+/// \file reader_of.hpp: readers of one element type in one place, and how prompts and readers are made
 #pragma once
 
 #include <mdkv/append.hpp>
@@ -147,5 +147,20 @@ private:
     index_t losses_ = 0;         // bytes
     bool finished_  = false;
 };
+
+template <mdkv::element T, class Place>
+std::unique_ptr<prompt> make_prompt(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes)
+{
+    auto const turn = on->turn(); // asks a device for the call's stream
+    return std::make_unique<prompt_of<T, Place>>(on, chosen, sizes);
+}
+
+template <mdkv::element T, class Place>
+std::unique_ptr<reader> make_reader(std::shared_ptr<Place> on, mdkv::preset const& chosen, prompt_sizes const& sizes,
+    mdkv::reader_options const& options)
+{
+    auto const turn = on->turn();
+    return std::make_unique<reader_of<T, Place>>(on, chosen, sizes, options);
+}
 
 } // namespace mdkv_python

@@ -36,9 +36,9 @@ struct score_options
     std::optional<in_view<float, 2, B>> lse = std::nullopt;
 
     /// [H*G, Q]  natural logarithm of sum exp(scale*q.k) over further keys that each query sees, e.g. tokens kept elsewhere,
-    /// or a replay's own: these keys are never compressed and take part in every softmax. [H*G, 1]: one for all queries of a head,
-    /// as sink logits are. -infinity stands for none; a value that is a NaN or above 1e30 makes its head's losses NaN. `lse`, if
-    /// given, must include them.
+    /// or a replay's own: these keys are never compressed and take part in every softmax. [H*G, 1]: the same for all queries of a
+    /// head, e.g. sink logits. -infinity stands for none; a NaN or a value above 1e30 makes its head's losses NaN. `lse`, if given,
+    /// must include them.
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
     /// [Q]  how much each query counts, the same for every query head: its P and |P' - P| are multiplied by it. >= 0.

@@ -42,8 +42,8 @@ struct gather_page_rows
 /// table[t / page_tokens]. With page_tokens = 1 the table lists the tokens' slots, or cells, in any order.
 ///
 /// \param on          backend: threads or stream
-/// \param[in]  pages  [P, page_tokens, H, D]  one layer's keys, or values. Every order of the dimensions inside a page is a choice
-///                    of strides: [page, token, H, D], [page, H, token, D], keys and values side by side in one page or in one row
+/// \param[in]  pages  [P, page_tokens, H, D]  one layer's keys, or values. Strides give every order of the dimensions inside a
+///                    page: [page, token, H, D], [page, H, token, D], keys and values side by side in one page or in one row
 /// \param[in]  table  [ceil(N / page_tokens)]  the pages of one sequence; an entry that names no page gives rows of zeros
 /// \param[out] to     [H, N, D]
 /// \cost   reads and writes every row once; no scratch, no allocation

@@ -93,8 +93,7 @@ struct refit_options
 /// \cost   O(H*R*((N + n)*(D + Dv) + n*R)) multiply-adds for R rows of a head and n tokens that it keeps; scratch: the stored
 ///         keys and values, 8 KiB a row and R*R doubles for each head
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads; logits, weights and outputs in float, sums of
-///         squares and the elimination in double
+/// \order  bitwise reproducible for equal inputs, for any number of threads; in float, sums of squares and elimination in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps, or an option is out of its range
 /// \see    tests/unit/replay/refit.cpp, docs/method.md
 template <backend B, element T, element U>

@@ -309,11 +309,9 @@ private:
 /// \param[out] stand_in_keys    [H, M, D]   zeros beyond a head's last stand-in
 /// \param[out] stand_in_values  [H, M, Dv]
 /// \pre    queries, keys, values and lse are finite; an attention above 1, of a log-sum-exp too low, counts as 1
-/// \cost   O(H*N*(D*(G*Q + M) + Dv*M)) multiply-adds, keys read three times, values once; scratch
-///         O(H*(G*Q*(D + M*N/256) + M*D + N))
+/// \cost   O(H*N*(D*(G*Q + M) + Dv*M)) multiply-adds, keys read three times; scratch O(H*(G*Q*(D + M*N/256) + M*D + N))
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
-/// \order  bitwise reproducible for equal inputs, for any number of threads; logits and sums over a cluster's tokens in
-///         float, all others in double
+/// \order  bitwise reproducible for equal inputs, for any number of threads; logits and clusters' sums in float, others in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps, or an option is out of its range
 /// \see    tests/unit/replay/stand_in.cpp, docs/method.md, docs/lab/2026-11/quality.md
 template <backend B, element T, element U>

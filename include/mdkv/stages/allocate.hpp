@@ -22,18 +22,16 @@ namespace MDKV_NAMESPACE
 /// \param[in]  costs    bytes of each rung; the cheapest takes none if heads have lists of their own
 /// \param[in]  limits   [n]  bytes for tokens, projections and channels of keys (the window not included); n divides the heads
 /// \param[in]  options  charge, ranks
-/// \param[out] report   [n]  one for each limit
+/// \param[out] report   [n]  one for each limit; `status` has errors of the data: NaN losses, a limit below the cheapest rungs
 /// \pre    costs ascend; 1 <= R <= 16; no head has more tokens than the longest
 /// \cost   five passes over the losses, O(R^2) a token; scratch 16 KiB a limit, and for each head 128 bytes and 16 for 2,048
 ///         tokens of the longest. `if_better` with projections takes a second search. Over ranks 5 exchanges (docs/ranks.md),
 ///         and scratch for the heads of all ranks
 /// \sync   returns when done (cpu); enqueued on the stream, 12 launches, or 25 (gpu); over ranks a GPU is waited for
-/// \order  bitwise the same for equal inputs, for any number of threads and on every backend; for lists, too, the choice for
-///         heads that are padded to one length with tokens that lose nothing
+/// \order  bitwise the same for equal inputs, any number of threads, every backend, and lists padded by tokens that lose nothing
 /// \throws invalid_argument        a shape disagrees, costs do not ascend, a limit is negative (gpu: over_limit), or (cpu) lists
 ///                                 leave the tokens or are longer than the longest; nothing was changed
-/// \see    tests/unit/stages/allocate.cpp, docs/numerics.md; report.status holds errors of the data (NaN losses, a limit below
-///         the cheapest rungs), so that the same contract holds on a device
+/// \see    tests/unit/stages/allocate.cpp, docs/numerics.md
 template <backend B>
 void allocate(B const& on, list_losses<B::memory_space> const& of, rung_costs const& costs,
     in_view<index_t, 1, B> limits, allocate_options options, out_view<allocation, 1, B> report)

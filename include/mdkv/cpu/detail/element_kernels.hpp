@@ -108,8 +108,8 @@ template <element T>
 inline constexpr logit_kernels logits_as{
     most_group, {logits_of<T, 0>(), logits_of<T, 1>(), logits_of<T, 2>(), logits_of<T, 3>(), logits_of<T, 4>()}};
 
-/// Writes logits [head_rows, n] of n tokens of a run from token t on, a multiple of 16, and -infinity after them up to a multiple
-/// of 16. Rows of `logits` hold a multiple of `most_logit_tiles` tiles; `copy` holds the keys of `most_logit_tiles` tiles.
+/// Writes logits [head_rows, n] of n tokens of a run from token t on, a multiple of 16, and -infinity after them up to the next
+/// one. Rows of `logits` hold a multiple of `most_logit_tiles` tiles; `copy` holds the keys of `most_logit_tiles` tiles.
 [[gnu::noinline]] inline void block_logits(logit_kernels const& as, query_rows const& q, index_t head_rows,
     run_rows const& keys, index_t t, index_t n, sum_rows const& logits, read_ahead ahead, std::byte* copy) noexcept
 {
