@@ -229,7 +229,8 @@ def test_second_question_after_crop_and_in_a_copy():
     assert other.get_seq_length() == 120 and cache.get_seq_length() == 111
     with pytest.raises(ValueError, match="12 tokens cannot be removed"):
         crop(cache, 12)
-    with pytest.raises(ValueError, match="no token after the 111 of the cache; generate takes ids of the whole text"):
+    own = "no token after the 111 of the cache; generate takes ids of the whole text"
+    with pytest.raises((ValueError, IndexError), match=own + "|index -1" * CROPS_TO_LENGTH):  # before 5.23 generate fails by itself
         model.generate(ids[:, 100:110], **{CACHE_ARGUMENT: cache})
     assert cache.get_seq_length() == 111
     if CROPS_TO_LENGTH:
