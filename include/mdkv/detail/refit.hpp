@@ -190,8 +190,7 @@ struct change_values
     in_view<std::int32_t, 2, B> positions; // [H, N]  by rung
     in_view<index_t, 2, B> first;          // [H, rungs + 1]
     index_t kept;                          // the first rung that keeps tokens
-    in_view<T, 3, B> values;               // [H, N, Dv]
-    out_view<T, 3, B> changed;             // [H, N, Dv]
+    out_view<T, 3, B> values;              // [H, N, Dv]
 
     [[nodiscard]] index_t items() const noexcept { return changes.extent(0) * changes.extent(2); }
 
@@ -199,12 +198,12 @@ struct change_values
     {
         index_t const h = item / changes.extent(2);
         index_t const j = item % changes.extent(2);
-        if (j >= fitted(h) || !(factors(h) > 0)) { return; } // `changed` has the values
+        if (j >= fitted(h) || !(factors(h) > 0)) { return; }
         index_t const token = positions(h, first(h, kept) + j);
         for (index_t d = t.rank(); d < changes.extent(1); d += t.size())
         {
-            float const v        = widen(load_at<T>(values.row(h, token) + d)) + factors(h) * changes(h, d, j);
-            changed(h, token, d) = narrow<T>(std::same_as<T, half> ? within_half(v) : v);
+            float const v       = widen(load_at<T>(values.row(h, token) + d)) + factors(h) * changes(h, d, j);
+            values(h, token, d) = narrow<T>(std::same_as<T, half> ? within_half(v) : v);
         }
     }
 };

@@ -53,9 +53,10 @@ struct reader_work
     rung_costs costs{settings.ratios, shape.dims, index_t{sizeof(T)}};
     index_t limit_bytes = 0; ///< limit of an average layer
     prompt_choice choice{};  ///< how stand-ins are stored: in codes at the prompt's end alone
-    index_t L = shape.layers;
-    index_t H = shape.heads;
-    index_t R = static_cast<index_t>(settings.ratios.size());
+    index_t L      = shape.layers;
+    index_t H      = shape.heads;
+    index_t R      = static_cast<index_t>(settings.ratios.size());
+    refit_part fit = settings.refitted.value_or(refit_part{}).of_chunks(options.chunk);
 
     prompt_progress progress{}; ///< tokens of the chunk, by layer
     index_t read    = 0;        ///< tokens before the chunk
@@ -73,7 +74,8 @@ struct reader_work
     out_view<double, 4, B> grams{};     ///< [L, H, D, D]  of all keys before the chunk; L = 0 unless leverages weigh
     out_view<double, 1, B> factors{};   ///< [chunk]  of the chunk's tokens, if leverages weigh
     out_view<double, 1, B> totals{};    ///< [L]  losses at rung 0 of all tokens before the chunk
-    out_view<head_entry, 1, B> no_tokens{}; ///< [H]  a directory of nothing
+    out_view<U, 4, B>
+        blocks{}; ///< [L, H*G, kept() * each, D]  queries of the chunk's blocks; L = 0 unless the preset refits
 
     [[nodiscard]] layer_shape layer(index_t tokens) const
     {
@@ -125,11 +127,11 @@ struct reader_work
         grams                 = scratch_view<double>(on, memory, weighs() ? L : 0, H, D, D);
         factors               = scratch_view<double>(on, memory, weighs() ? options.chunk : 0);
         totals                = scratch_view<double>(on, memory, L);
-        no_tokens             = scratch_view<head_entry>(on, memory, H);
+        index_t const fitting = settings.refitted ? fit.kept() * fit.each(shape.group) : 0;
+        blocks                = scratch_view<U>(on, memory, L, H * shape.group, fitting, D);
         run(on, fill<double>{grams.data_handle(), 0, grams.extent(0) * H * D * D});
         run(on, fill<double>{totals.data_handle(), 0, L});
         run(on, fill<float>{no_keys.data_handle(), empty_lse, 1});
-        run(on, fill<head_entry>{no_tokens.data_handle(), {}, H});
         kept.resize(static_cast<std::size_t>(L));
         cache_layout const empty{settings.ratios, H, 0, shape.dims, settings.scale};
         for (index_t l = 0; l < L; ++l) { cache(l) = cache(l).like(empty, 0, options.chunk); }
@@ -148,6 +150,7 @@ struct reader_work
         auto const moved_lse = scratch_view<float>(on, frame, H * shape.group, kept_queries, 1);
         auto const moved     = scratch_view<U>(on, frame, H * shape.group, kept_queries, shape.dims.keys);
         expects_finite_rows(on, shape, l, rows);
+        if (settings.refitted) { keep_blocks(on, fit, shape.group, rows.queries, before, item_of(blocks, l)); }
         index_t const position = read + before;
         keep_sinks(on, rows, position, item_of(sinks, l));
         auto const found = slice<2>(item_of(losses, l), before, n);
@@ -172,12 +175,8 @@ struct reader_work
     void add_chunk(B const& on, index_t l, out_view<double, 3, B> gram, out_view<T, 3, B> keys) const
     {
         workspace::frame frame{on.scratch};
-        auto const values     = scratch_view<T>(on, frame, H, keys.extent(1), shape.dims.values);
-        cache_view<T, S> tail = cache(l).view(); // nothing but the tail
-        tail.heads            = no_tokens.data_handle();
-        tail.layout.window    = 0;
-        run(on, read_tokens<T, S>{{tail, {}, {}, most_runs(tail.layout), keys.extent(1)},
-                    {tail, tail.layout, keys.extent(1)}, keys, values, {}, {}});
+        auto const values = scratch_view<T>(on, frame, H, keys.extent(1), shape.dims.values);
+        read_tail(on, cache(l).view(), keys, values);
         accumulate_gram(on, as_input(keys), gram);
     }
 
@@ -335,13 +334,17 @@ struct reader_work
         bool makes) const
     {
         layer_shape const one{H, shape.group, list.longest, W, shape.dims, index_t{sizeof(T)}};
-        index_t const logged = (std::min)(asked.of(l), stand_in_queries);
+        index_t const logged  = (std::min)(asked.of(l), stand_in_queries);
+        index_t const whole   = directory.appended / fit.span; // blocks
+        index_t const fitting = settings.refitted && makes && lowered && whole > 1 ? whole * fit.each(shape.group) : 0;
         // A call that memory ended has stored this layer: its stand-ins stay.
         bool const stored_in_codes = directory.view.layout.stand_in_run < directory.view.layout.rungs;
         return {on, as_input(slice<1>(item_of(recent, l), 0, asked.of(l))), settings.ratios, how, one,
             stored_slots<T, space::host>{directory.view, layout(l, W), list.longest}, slots_of(l, W, list),
             makes && logged > 0 && !stored_in_codes ? choice.stand_ins : 0, directory.appended, tokens,
-            as_input(slice<1>(item_of(item_of(recent_lse, l), 0), asked.of(l) - logged, logged))};
+            as_input(slice<1>(item_of(item_of(recent_lse, l), 0), asked.of(l) - logged, logged)),
+            as_input(slice<1>(item_of(blocks, l), 0, fitting)),
+            {.rows = fit, .encoding = shape.encoding, .scale = settings.scale}};
     }
 
     /// Adds the losses of a layer's tokens by the last queries, in units of their mean.

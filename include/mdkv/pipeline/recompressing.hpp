@@ -15,7 +15,9 @@
 #include <mdkv/detail/stored_slots.hpp>
 #include <mdkv/detail/team.hpp>
 #include <mdkv/engine/finite.hpp>
+#include <mdkv/engine/unpack.hpp>
 #include <mdkv/pipeline/steps.hpp>
+#include <mdkv/replay/refit.hpp>
 #include <mdkv/replay/stand_in.hpp>
 #include <mdkv/stages/pool.hpp>
 #include <mdkv/stages/score.hpp>
@@ -26,6 +28,21 @@
 
 namespace MDKV_NAMESPACE::detail
 {
+
+/// Reads the n tokens of a cache's tail.
+/// \param keys    [H, n, D]
+/// \param values  [H, n, Dv]
+template <backend B, element T>
+void read_tail(B const& on, cache_view<T, B::memory_space> tail, out_view<T, 3, B> keys, out_view<T, 3, B> values)
+{
+    workspace::frame frame{on.scratch};
+    auto const nothing = scratch_view<head_entry>(on, frame, tail.layout.heads);
+    run(on, fill<head_entry>{nothing.data_handle(), {}, tail.layout.heads});
+    tail.heads         = nothing.data_handle();
+    tail.layout.window = 0;
+    run(on, read_tokens<T, B::memory_space>{{tail, {}, {}, most_runs(tail.layout), keys.extent(1)},
+                {tail, tail.layout, keys.extent(1)}, keys, values, {}, {}});
+}
 
 /// Waits however a call ends: enqueued work still uses memory that the call gives back.
 template <backend B>
@@ -111,6 +128,8 @@ struct recompressing
     index_t latest = INT64_MAX; // number of the queries that belong to the cache's last tokens; earlier queries see all
     index_t tokens_read = 0;    // tokens for which slots and stand-ins stand
     in_view<float, 2, B> lse{}; // [H*G, Q]  of the queries, over all that they saw; for stand-ins
+    in_view<U, 3, B> refitting{}; // [H*G, blocks * each, D]  queries of the tail by which values are refitted; or none
+    refit_options<B> refitted{};  // blocks lie side by side, from the tail's first token on
 
     index_t H     = shape.heads;
     index_t M     = shape.tokens;
@@ -228,16 +247,25 @@ struct recompressing
         made      = cache.like(by_slot.layout, bytes, cache.tail_capacity());
         if constexpr (requires { cache.fold_limit; }) { made.fold_limit = cache.fold_limit; }
         made.wait();
-        to = made.view();
-        pack_tokens<B, T>(on,
-            {as_input(keys), as_input(values), as_input(window_keys), as_input(window_values), as_input(key_basis),
-                as_input(value_basis), as_input(channels), as_input(value_means), as_input(listed), as_input(first),
-                as_input(made_keys), as_input(made_values), as_input(carried),
-                makers > 0 ? entries.data_handle() : cache_slots.cache.heads},
-            to);
-        run(on, carry_over<T, S>{cache_slots, to, as_input(listed), as_input(first), as_input(carried),
-                    options.sources.value_or(out_view<std::int32_t, 2, B>{}),
-                    makers > 0 ? dropped.data_handle() : nullptr});
+        to              = made.view();
+        auto const pack = [&] {
+            pack_tokens<B, T>(on,
+                {as_input(keys), as_input(values), as_input(window_keys), as_input(window_values), as_input(key_basis),
+                    as_input(value_basis), as_input(channels), as_input(value_means), as_input(listed), as_input(first),
+                    as_input(made_keys), as_input(made_values), as_input(carried),
+                    makers > 0 ? entries.data_handle() : cache_slots.cache.heads},
+                to);
+            run(on, carry_over<T, S>{cache_slots, to, as_input(listed), as_input(first), as_input(carried),
+                        options.sources.value_or(out_view<std::int32_t, 2, B>{}),
+                        makers > 0 ? dropped.data_handle() : nullptr});
+        };
+        pack();
+        if (refitting.extent(1) > 0)
+        {
+            refit_tokens(to);
+            run(on, fill<std::uint8_t>{carried.data_handle(), 0, H * M}); // values of all kept tokens have changed
+            pack();
+        }
         wait(on); // an error so far is thrown before anything is replaced
         cache = std::move(made);
     }
@@ -270,6 +298,26 @@ struct recompressing
     }
 
 private:
+    /// Changes the tokens' values so that the tail's queries would have, behind the tail, the outputs of the present cache.
+    void refit_tokens(cache_view<T, S> const& made) const
+    {
+        index_t const span = refitted.rows.span;
+        index_t const n    = *by_slot.cache.appended / span * span; // tokens of whole blocks
+        index_t const most = most_rows(by_slot.cache) + most_made;
+        workspace::frame fitting{on.scratch};
+        auto const counts      = scratch_view<index_t>(on, fitting, H);
+        auto const old_keys    = scratch_view<T>(on, fitting, H, most, D);
+        auto const old_values  = scratch_view<T>(on, fitting, H, most, Dv);
+        auto const tail_keys   = scratch_view<T>(on, fitting, H, *by_slot.cache.appended, D);
+        auto const tail_values = scratch_view<T>(on, fitting, H, *by_slot.cache.appended, Dv);
+        unpack_rows(on, cache_slots.cache, old_keys, old_values, counts);
+        read_tail(on, cache_slots.cache, tail_keys, tail_values);
+        refit_values(on,
+            refit_rows<B, T, U>{refitting, as_input(old_keys), as_input(old_values), as_input(counts),
+                as_input(tail_keys), as_input(tail_values), 0, n - span, as_input(listed), as_input(first), most},
+            made, refitted, values);
+    }
+
     /// Makes one set of stand-ins of each head's present ones and the tokens that it drops now.
     void replace_stand_ins(std::uint8_t const* rung) const
     {

@@ -37,6 +37,16 @@ struct refit_part
         return share < 1 ? 1 : share > span ? span : share;
     }
     [[nodiscard]] constexpr index_t step(index_t group) const noexcept { return span / each(group); }
+    /// The same for chunks of so many tokens: blocks side by side, of half the length and rows.
+    [[nodiscard]] constexpr refit_part of_chunks(index_t chunk) const noexcept
+    {
+        refit_part part = *this;
+        part.span       = (span + 1) / 2;
+        part.apart      = part.span;
+        part.rows       = (rows + 1) / 2;
+        part.blocks     = chunk / part.span;
+        return part;
+    }
     /// The first token of block b.
     [[nodiscard]] constexpr index_t first(index_t block) const noexcept { return (block + 1) * apart - span; }
     /// Blocks whose queries are kept while a prompt is read: two more may have begun when the last ones are chosen.
@@ -75,6 +85,154 @@ struct refit_options
     rotary_encoding<B> encoding{}; ///< the model's
     float scale = 0.0F;            ///< factor of q.k; 0 means 1/sqrt(D)
 };
+
+namespace detail
+{
+
+/// Rows by which values are refitted, and the tokens that they see.
+template <backend B, element T, element U>
+struct refit_rows
+{
+    in_view<U, 3, B> queries;              // [H*G, Q, D]  see refit
+    in_view<T, 3, B> keys, values;         // [H, n, D], [H, n, Dv]  of all tokens before the rows' places
+    in_view<index_t, 1, B> counts;         // [H]  tokens of each head; or empty: all
+    in_view<T, 3, B> own_keys, own_values; // [H, m, D], [H, m, Dv]  of the text's last m tokens, in order
+    index_t first, last;                   // tokens of these m that begin the first block and the last one
+    in_view<std::int32_t, 2, B> positions; // [H, N]  rows of values by rung
+    in_view<index_t, 2, B> begins;         // [H, rungs + 1]  where each rung's positions begin
+    index_t most;                          // rows of the packed cache's longest head at most
+};
+
+/// The body of refit, for checked operands.
+/// \param changed  [H, N, Dv]  the values that `cache` was packed from; changed
+template <backend B, element T, element U>
+void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::memory_space> const& cache,
+    refit_options<B> const& options, out_view<T, 3, B> changed)
+{
+    cache_layout const& layout = cache.layout;
+    refit_part const& part     = options.rows;
+    index_t const H            = layout.heads;
+    index_t const most         = of.most;
+    auto const [D, Dv]         = layout.dims;
+    index_t const query_heads  = of.queries.extent(0);
+    index_t const group        = query_heads / H;
+    index_t const each         = part.each(group);
+    index_t const blocks       = of.queries.extent(1) / each;
+    index_t const of_block     = group * each; // rows: by query head, then by token
+    index_t const R            = blocks * of_block;
+    index_t const fitting      = R - of_block;
+    index_t const strip        = most < 2048 ? (most + 15) / 16 * 16 : 2048; // tokens whose weights are at hand
+    index_t const kept         = layout.key_coordinates[0] == 0 ? 1 : 0;     // the first rung that keeps tokens
+    workspace::frame frame{on.scratch};
+    auto const fitted        = scratch_view<index_t>(on, frame, H);
+    auto const stored        = scratch_view<index_t>(on, frame, H);
+    auto const turned        = scratch_view<U>(on, frame, query_heads, each, D);
+    auto const own           = scratch_view<float>(on, frame, H, R, D);
+    auto const later         = scratch_view<float>(on, frame, H, R, D);
+    auto const stored_keys   = scratch_view<T>(on, frame, H, most, D);
+    auto const stored_values = scratch_view<T>(on, frame, H, most, Dv);
+    auto const numbers       = [&](auto... dim) { return scratch_view<float>(on, frame, H, R, dim...); };
+    row_states<B> const whole{numbers(Dv), numbers(), numbers(), numbers()};
+    row_states<B> const packed{numbers(Dv), numbers(), numbers(), numbers()};
+    auto const weights  = scratch_view<float>(on, frame, H, R, strip < 512 ? 512 : strip);
+    auto const missing  = scratch_view<float>(on, frame, H, R, Dv);
+    auto const gram     = scratch_view<double>(on, frame, H, fitting, fitting);
+    auto const whitener = scratch_view<float>(on, frame, H, fitting, fitting);
+    auto const whitened = scratch_view<float>(on, frame, H, fitting, Dv);
+    auto const solved   = scratch_view<float>(on, frame, H, Dv, fitting);
+    auto const changes  = scratch_view<float>(on, frame, H, Dv, most);
+    auto const mended   = scratch_view<float>(on, frame, H, of_block, Dv);
+    auto const factors  = scratch_view<float>(on, frame, H);
+    float const factor  = scale_in_base_two(options.scale, D);
+    auto const begin_of = [&](index_t b) { return b == blocks - 1 ? of.last : of.first + b * part.apart; };
+    for (index_t b = 0; b < blocks; ++b)
+    {
+        auto const here = slice<1>(of.queries, b * each, each);
+        advance(on, here, of.own_keys.extent(1) - begin_of(b), options.encoding,
+            turned); // a row's block begins behind the prompt
+        for (index_t g = 0; g < group; ++g)
+        {
+            auto const widen_to = [&](in_view<U, 3, B> const& from, out_view<float, 3, B> const& to) {
+                in_view<U, 3, B> const of_head{after(from.data_handle(), g * from.stride(0)), {H, each, D},
+                    {group * from.stride(0), from.stride(1), 1}};
+                run(on, copy_rows<B, U, float>{of_head, slice<1>(to, b * of_block + g * each, each), factor});
+            };
+            widen_to(here, own);
+            widen_to(as_input(turned), later);
+        }
+    }
+    unpack_rows(on, cache, stored_keys, stored_values, stored);
+    run(on, count_fitted<B>{of.begins, kept, static_cast<index_t>(layout.full_rung), fitted}, H);
+    using rows = in_view<float, 3, B>;
+    // Weights of rows for the keys from number `from` on, which their states take in.
+    auto const weigh = [&](rows const& of, in_view<T, 3, B> const& k, index_t from,
+                           in_view<index_t, 1, B> const& counts, index_t step, row_states<B> const& states) {
+        auto const here = slice<2>(slice<1>(weights, 0, of.extent(1)), 0, k.extent(1));
+        multiply<B, T, float>(on, {of}, {k}, {here}, {counts, from});
+        run(on, soften_rows<B>{here, states, counts, from, each, step});
+        return as_input(here);
+    };
+    auto const attend_more = [&](rows const& of, in_view<T, 3, B> const& k, in_view<T, 3, B> const& v,
+                                 in_view<index_t, 1, B> const& counts, index_t step, row_states<B> const& states) {
+        for_pieces(k.extent(1), [&](index_t at, index_t count) {
+            rows const here = weigh(of, slice<1>(k, at, count), at, counts, step, states);
+            multiply<B, T, float>(on, {here}, {slice<1>(v, at, count), true},
+                {.to = states.outputs, .add = true, .factors = as_input(states.factors)}, {counts, at, true});
+        });
+    };
+    auto const attend = [&](in_view<T, 3, B> const& k, in_view<T, 3, B> const& v, in_view<index_t, 1, B> const& counts,
+                            row_states<B> const& states) {
+        run(on, fill<float>{states.outputs.data_handle(), 0.0F, H * R * Dv});
+        run(on, fill<float>{states.sums.data_handle(), 0.0F, H * R});
+        run(on, fill<float>{states.largest.data_handle(), -1e30F, H * R}); // below any logit
+        attend_more(as_input(later), k, v, counts, 0, states);
+        for (index_t b = 0; b < blocks; ++b) // keys of each row's own block, up to its own
+        {
+            attend_more(as_input(slice<1>(own, b * of_block, of_block)), slice<1>(of.own_keys, begin_of(b), part.span),
+                slice<1>(of.own_values, begin_of(b), part.span), {}, part.step(group),
+                states.rows(b * of_block, of_block));
+        }
+    };
+    attend(of.keys, of.values, of.counts, whole);
+    attend(as_input(stored_keys), as_input(stored_values), as_input(stored), packed);
+    run(on, miss_rows<B>{whole, packed, missing});
+    index_t at_hand       = -1; // the strip whose weights were found last
+    auto const for_strips = [&](auto const& body) {
+        for (index_t from = 0; from < most; from += strip)
+        {
+            index_t const count = most - from < strip ? most - from : strip;
+            if (from != at_hand)
+            {
+                weigh(as_input(later), slice<1>(stored_keys, from, count), from, as_input(fitted), 0, packed);
+            }
+            at_hand         = from;
+            rows const here = slice<2>(weights, 0, count);
+            body(from, count, slice<1>(here, 0, fitting), slice<1>(here, fitting, of_block));
+        }
+    };
+    for_strips([&](index_t from, index_t, rows const& fit, rows const&) {
+        multiply<B, float, double>(
+            on, {fit}, {fit}, {.to = gram, .add = from > 0, .mirror = true}, {as_input(fitted), from, true});
+    });
+    run(on, whiten<B>{gram, whitener, double{part.ridge}, as_input(fitted)}, H);
+    rows const white = as_input(whitener);
+    multiply<B, float, float>(on, {white}, {as_input(slice<1>(missing, 0, fitting)), true}, {whitened});
+    multiply<B, float, float>(on, {as_input(whitened), true}, {white, true}, {solved});
+    for_strips([&](index_t from, index_t count, rows const& fit, rows const&) {
+        multiply<B, float, float>(
+            on, {as_input(solved)}, {fit, true}, {slice<2>(changes, from, count)}, {as_input(fitted), from});
+    });
+    run(on, bound_changes<B, T>{as_input(stored_values), as_input(fitted), part.most, changes}, H);
+    for_strips([&](index_t from, index_t count, rows const&, rows const& judging) {
+        multiply<B, float, float>(on, {judging}, {as_input(slice<2>(changes, from, count))},
+            {.to = mended, .add = from > 0}, {as_input(fitted), from, true});
+    });
+    run(on, judge_changes<B>{as_input(slice<1>(missing, fitting, of_block)), as_input(mended), factors}, H);
+    run(on, change_values<B, T>{
+                as_input(changes), as_input(factors), as_input(fitted), of.positions, of.begins, kept, changed});
+}
+
+} // namespace detail
 
 /// Changes the values of a cache's tokens so that rows of the text that goes on have the outputs that they would have over all
 /// tokens (docs/method.md, "Refitted values"): by A'(A A' + mu I)^-1 E, with A the attention of a prompt's own queries, in the
@@ -132,121 +290,15 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
         .bytes("cache.arena", cache.arena, cache.arena_bytes, false)
         .out("changed", changed, {H, N, Dv}, "H,N,Dv");
     if (H == 0) { return; }
-    index_t const of_block = group * each; // rows: by query head, then by token
-    index_t const R        = blocks * of_block;
-    index_t const fitting  = R - of_block;
-    index_t const most     = all + options.stand_ins;
-    index_t const strip    = most < 2048 ? (most + 15) / 16 * 16 : 2048; // tokens whose weights are at hand
-    index_t const kept     = layout.key_coordinates[0] == 0 ? 1 : 0;     // the first rung that keeps tokens
     workspace::frame frame{on.scratch};
-    auto const fitted        = scratch_view<index_t>(on, frame, H);
-    auto const stored        = scratch_view<index_t>(on, frame, H);
-    auto const positions     = scratch_view<std::int32_t>(on, frame, H, N);
-    auto const first         = scratch_view<index_t>(on, frame, H, static_cast<index_t>(layout.rungs) + 1);
-    auto const turned        = scratch_view<U>(on, frame, query_heads, each, D);
-    auto const own           = scratch_view<float>(on, frame, H, R, D);
-    auto const later         = scratch_view<float>(on, frame, H, R, D);
-    auto const stored_keys   = scratch_view<T>(on, frame, H, most, D);
-    auto const stored_values = scratch_view<T>(on, frame, H, most, Dv);
-    auto const numbers       = [&](auto... dim) { return scratch_view<float>(on, frame, H, R, dim...); };
-    row_states<B> const whole{numbers(Dv), numbers(), numbers(), numbers()};
-    row_states<B> const packed{numbers(Dv), numbers(), numbers(), numbers()};
-    auto const weights  = scratch_view<float>(on, frame, H, R, strip < 512 ? 512 : strip);
-    auto const missing  = scratch_view<float>(on, frame, H, R, Dv);
-    auto const gram     = scratch_view<double>(on, frame, H, fitting, fitting);
-    auto const whitener = scratch_view<float>(on, frame, H, fitting, fitting);
-    auto const whitened = scratch_view<float>(on, frame, H, fitting, Dv);
-    auto const solved   = scratch_view<float>(on, frame, H, Dv, fitting);
-    auto const changes  = scratch_view<float>(on, frame, H, Dv, most);
-    auto const mended   = scratch_view<float>(on, frame, H, of_block, Dv);
-    auto const factors  = scratch_view<float>(on, frame, H);
-    float const factor  = scale_in_base_two(options.scale, D);
-    auto const begin_of = [&](index_t b) { return b == blocks - 1 ? last : options.first + b * part.apart; };
-    for (index_t b = 0; b < blocks; ++b)
-    {
-        auto const here = slice<1>(queries, b * each, each);
-        advance(on, here, all - begin_of(b), options.encoding, turned); // a row's block begins behind the prompt
-        for (index_t g = 0; g < group; ++g)
-        {
-            auto const widen_to = [&](in_view<U, 3, B> const& from, out_view<float, 3, B> const& to) {
-                in_view<U, 3, B> const of_head{after(from.data_handle(), g * from.stride(0)), {H, each, D},
-                    {group * from.stride(0), from.stride(1), 1}};
-                run(on, copy_rows<B, U, float>{of_head, slice<1>(to, b * of_block + g * each, each), factor});
-            };
-            widen_to(here, own);
-            widen_to(as_input(turned), later);
-        }
-    }
-    unpack_rows(on, cache, stored_keys, stored_values, stored);
+    auto const positions = scratch_view<std::int32_t>(on, frame, H, N);
+    auto const first     = scratch_view<index_t>(on, frame, H, static_cast<index_t>(layout.rungs) + 1);
     run(on, sort_slots<B>{rungs, positions, first}, H);
-    run(on, count_fitted<B>{as_input(first), kept, static_cast<index_t>(layout.full_rung), fitted}, H);
-    using rows = in_view<float, 3, B>;
-    // Weights of rows for the keys from number `from` on, which their states take in.
-    auto const weigh = [&](rows const& of, in_view<T, 3, B> const& k, index_t from,
-                           in_view<index_t, 1, B> const& counts, index_t step, row_states<B> const& states) {
-        auto const here = slice<2>(slice<1>(weights, 0, of.extent(1)), 0, k.extent(1));
-        multiply<B, T, float>(on, {of}, {k}, {here}, {counts, from});
-        run(on, soften_rows<B>{here, states, counts, from, each, step});
-        return as_input(here);
-    };
-    auto const attend_more = [&](rows const& of, in_view<T, 3, B> const& k, in_view<T, 3, B> const& v,
-                                 in_view<index_t, 1, B> const& counts, index_t step, row_states<B> const& states) {
-        for_pieces(k.extent(1), [&](index_t at, index_t count) {
-            rows const here = weigh(of, slice<1>(k, at, count), at, counts, step, states);
-            multiply<B, T, float>(on, {here}, {slice<1>(v, at, count), true},
-                {.to = states.outputs, .add = true, .factors = as_input(states.factors)}, {counts, at, true});
-        });
-    };
-    auto const attend = [&](in_view<T, 3, B> const& k, in_view<T, 3, B> const& v, in_view<index_t, 1, B> const& counts,
-                            row_states<B> const& states) {
-        run(on, fill<float>{states.outputs.data_handle(), 0.0F, H * R * Dv});
-        run(on, fill<float>{states.sums.data_handle(), 0.0F, H * R});
-        run(on, fill<float>{states.largest.data_handle(), -1e30F, H * R}); // below any logit
-        attend_more(as_input(later), k, v, counts, 0, states);
-        for (index_t b = 0; b < blocks; ++b) // keys of each row's own block, up to its own
-        {
-            attend_more(as_input(slice<1>(own, b * of_block, of_block)), slice<1>(keys, begin_of(b), part.span),
-                slice<1>(values, begin_of(b), part.span), {}, part.step(group), states.rows(b * of_block, of_block));
-        }
-    };
-    attend(keys, values, {}, whole);
-    attend(as_input(stored_keys), as_input(stored_values), as_input(stored), packed);
-    run(on, miss_rows<B>{whole, packed, missing});
-    index_t at_hand       = -1; // the strip whose weights were found last
-    auto const for_strips = [&](auto const& body) {
-        for (index_t from = 0; from < most; from += strip)
-        {
-            index_t const count = most - from < strip ? most - from : strip;
-            if (from != at_hand)
-            {
-                weigh(as_input(later), slice<1>(stored_keys, from, count), from, as_input(fitted), 0, packed);
-            }
-            at_hand         = from;
-            rows const here = slice<2>(weights, 0, count);
-            body(from, count, slice<1>(here, 0, fitting), slice<1>(here, fitting, of_block));
-        }
-    };
-    for_strips([&](index_t from, index_t, rows const& fit, rows const&) {
-        multiply<B, float, double>(
-            on, {fit}, {fit}, {.to = gram, .add = from > 0, .mirror = true}, {as_input(fitted), from, true});
-    });
-    run(on, whiten<B>{gram, whitener, double{part.ridge}, as_input(fitted)}, H);
-    rows const white = as_input(whitener);
-    multiply<B, float, float>(on, {white}, {as_input(slice<1>(missing, 0, fitting)), true}, {whitened});
-    multiply<B, float, float>(on, {as_input(whitened), true}, {white, true}, {solved});
-    for_strips([&](index_t from, index_t count, rows const& fit, rows const&) {
-        multiply<B, float, float>(
-            on, {as_input(solved)}, {fit, true}, {slice<2>(changes, from, count)}, {as_input(fitted), from});
-    });
-    run(on, bound_changes<B, T>{as_input(stored_values), as_input(fitted), part.most, changes}, H);
-    for_strips([&](index_t from, index_t count, rows const&, rows const& judging) {
-        multiply<B, float, float>(on, {judging}, {as_input(slice<2>(changes, from, count))},
-            {.to = mended, .add = from > 0}, {as_input(fitted), from, true});
-    });
-    run(on, judge_changes<B>{as_input(slice<1>(missing, fitting, of_block)), as_input(mended), factors}, H);
     run(on, copy_rows<B, T>{slice<1>(values, 0, N), changed});
-    run(on, change_values<B, T>{as_input(changes), as_input(factors), as_input(fitted), as_input(positions),
-                as_input(first), kept, slice<1>(values, 0, N), changed});
+    refit_values(on,
+        refit_rows<B, T, U>{queries, keys, values, {}, keys, values, options.first, last, as_input(positions),
+            as_input(first), all + options.stand_ins},
+        cache, options, changed);
 }
 
 } // namespace MDKV_NAMESPACE
