@@ -68,7 +68,7 @@ struct preset
     index_t window           = 32;   ///< last tokens of the prompt, stored uncompressed: but see window_part
     index_t queries          = 32;   ///< last queries to score with
     index_t question         = 32;   ///< the last queries, which have weight 1
-    float early_weight       = 1.0F; ///< weight of the queries before the question: score_options::query_weights
+    float early_weight       = 1.0F; ///< weight of the queries before the question
     float uniform            = 0.0F; ///< score_options::uniform_queries as a multiple of the queries' total weight
 
     std::optional<replay_part> replayed = std::nullopt; ///< unset: the last queries score alone
@@ -96,17 +96,11 @@ struct preset
     /// sharing_part::leverage_power; 0 without a shared budget.
     [[nodiscard]] constexpr float leverage_power() const noexcept { return shared ? shared->leverage_power : 0.0F; }
 
-    /// Weight of query q of `count`, the last ones of a prompt in order: an entry of score_options::query_weights,
-    /// which are the caller's memory and needed unless early_weight is 1.
-    [[nodiscard]] constexpr float query_weight(index_t q, index_t count) const noexcept
-    {
-        return q < count - question ? early_weight : 1.0F;
-    }
-    /// score_options::uniform_queries beside `count` queries with these weights.
+    /// score_options::uniform_queries beside a prompt's last `count` queries.
     [[nodiscard]] constexpr float uniform_queries(index_t count) const noexcept
     {
         float weight = 0;
-        for (index_t q = 0; q < count; ++q) { weight += query_weight(q, count); }
+        for (index_t q = 0; q < count; ++q) { weight += q < count - question ? early_weight : 1.0F; }
         return uniform * weight;
     }
 

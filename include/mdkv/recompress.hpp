@@ -37,11 +37,9 @@ struct recompress_options
     /// e.g. sink logits or keys kept elsewhere
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
-    /// [Q]  see score_options::query_weights. None: queries before the last `question` ones have `early_weight`, others 1
-    std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
-    float uniform_queries                             = 0.0F; ///< see score_options::uniform_queries
-    float early_weight                                = 1.0F;
-    index_t question                                  = 32;
+    float uniform_queries = 0.0F; ///< see score_options::uniform_queries
+    float early_weight    = 1.0F; ///< weight of the queries before the last `question` ones, whose weight is 1
+    index_t question      = 32;
 
     /// Tokens of the new window, in at most half of the limit; unset: as many as in the present one. A window in codes
     /// (preset::window_part) is none in the cache, so that a fold by a preset says how long the next one is.
@@ -134,7 +132,7 @@ struct recompressing; // one call behind its checks: pipeline/recompressing.hpp
 ///                                 least that works); the set cannot drop; an option is negative or not finite
 /// \throws mismatch                a head has tokens at a rung that the set lacks
 /// \throws non_finite_input        queries or tokens to be scored hold a NaN or an infinity (naming head and slot, or row of the
-///                                 window), or a loss does, e.g. of a `lse_elsewhere` above 1e30; gpu: of query weights, too
+///                                 window), or a loss does, e.g. of a `lse_elsewhere` above 1e30
 /// \throws std::bad_alloc          and the exceptions of the executor and of the cache's and the workspace's memory; gpu:
 ///                                 cuda_error. Nothing was changed in any case
 /// \see    tests/unit/recompress.cpp, tests/gpu/recompress.cu
@@ -229,7 +227,6 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     c.rows("queries", queries, {{rows, queries.extent(1), layout.dims.keys}}, "H*G,Q,D");
     c.bytes("cache.arena", stored.arena, stored.arena_bytes, in_place);
     c.bytes("cache.tail", stored.tail, heads * stored.tail_head_bytes(), in_place);
-    c.in("options.query_weights", options.query_weights, {{queries.extent(1)}}, "Q");
     c.of_queries("options.lse_elsewhere", options.lse_elsewhere, rows, queries.extent(1), "H*G,Q");
     if (options.sources)
     {

@@ -48,7 +48,8 @@ struct choice
     std::optional<index_t> first_query = std::nullopt;
     tensor<float, 2> const* lse        = nullptr;
     tensor<float, 2> const* elsewhere  = nullptr;
-    tensor<float, 1> const* weights    = nullptr;
+    float early_weight                 = 1.0F;
+    index_t question                   = 2;
     rounding round                     = rounding::exact;
     row_norm norm                      = row_norm::sum;
     float even                         = 0.0F;
@@ -58,7 +59,12 @@ struct choice
 template <class B>
 score_options<B> options_of(choice const& c)
 {
-    return {.scale = c.scale, .first_query = c.first_query, .norm = c.norm, .uniform_queries = c.even};
+    return {.scale       = c.scale,
+        .first_query     = c.first_query,
+        .early_weight    = c.early_weight,
+        .question        = c.question,
+        .norm            = c.norm,
+        .uniform_queries = c.even};
 }
 
 template <class T>
@@ -68,7 +74,6 @@ std::vector<float> on_cpu(layer<T> const& x, std::vector<rung> const& rungs, cho
     options.first_query = c.first_query ? c.first_query : x.sizes.first_query;
     if (c.lse != nullptr) { options.lse = c.lse->in(); }
     if (c.elsewhere != nullptr) { options.lse_elsewhere = c.elsewhere->in(); }
-    if (c.weights != nullptr) { options.query_weights = c.weights->in(); }
     tensor<float, 3> loss{{x.sizes.heads, static_cast<index_t>(rungs.size()), x.sizes.tokens}};
     auto const scored = [&](auto const& queries) {
         support::run([&](cpu::backend const& on) {
@@ -91,16 +96,13 @@ std::vector<float> on_gpu(
     device_tensor<float, 3> const key_basis{x.key_basis};
     device_tensor<float, 3> const value_basis{x.value_basis};
     tensor<float, 2> const no_lse{{0, 0}};
-    tensor<float, 1> const no_weights{{0}};
     device_tensor<float, 2> const lse{c.lse != nullptr ? *c.lse : no_lse};
     device_tensor<float, 2> const elsewhere{c.elsewhere != nullptr ? *c.elsewhere : no_lse};
-    device_tensor<float, 1> const weights{c.weights != nullptr ? *c.weights : no_weights};
     device_tensor<float, 3> loss{{x.sizes.heads, static_cast<index_t>(rungs.size()), x.sizes.tokens}, of_loss};
     auto options        = options_of<gpu::backend>(c);
     options.first_query = c.first_query ? c.first_query : x.sizes.first_query;
     if (c.lse != nullptr) { options.lse = lse.in(); }
     if (c.elsewhere != nullptr) { options.lse_elsewhere = elsewhere.in(); }
-    if (c.weights != nullptr) { options.query_weights = weights.in(); }
     auto const scored = [&](auto const& queries) {
         support::run_on_device([&](gpu::backend const& on) {
             score(on, queries.in(), keys.in(), values.in(), window_keys.in(), key_basis.in(), value_basis.in(),
@@ -234,13 +236,14 @@ TEST_CASE("score on the GPU agrees with the CPU for quantised rungs of every kin
     auto const x =
         exact_layer<bfloat16>({.group = 3, .queries = 4, .tokens = 130, .window = 4, .dim = 64, .value_dim = 64});
     tensor<float, 2> const lse = lse_of(x);
-    tensor<float, 1> weights{{4}};
-    weights.assign(std::vector<float>{0.25F, 0.0F, 1.0F, 37.5F});
     for (auto const* const given : {static_cast<tensor<float, 2> const*>(nullptr), &lse})
     {
         for (auto const& rungs : {mixed_rungs, std::vector<rung>{drop, full}})
         {
-            compare(x, rungs, {.lse = given, .weights = &weights});
+            for (float const early : {0.25F, 0.0F, 37.5F})
+            {
+                compare(x, rungs, {.lse = given, .early_weight = early});
+            }
             compare(x, rungs, {.lse = given, .elsewhere = &lse}); // as if all were there twice
         }
     }
@@ -249,8 +252,6 @@ TEST_CASE("score on the GPU agrees with the CPU for quantised rungs of every kin
 
 TEST_CASE("score on the GPU agrees with the CPU in every norm over rows, for chunks of a prompt as well")
 {
-    tensor<float, 1> weights{{9}};
-    for (index_t i = 0; i < 9; ++i) { weights.set(0.25F * static_cast<float>(i), i); }
     for (auto const norm : {row_norm::euclidean, row_norm::maximum})
     {
         CAPTURE(static_cast<int>(norm));
@@ -259,7 +260,7 @@ TEST_CASE("score on the GPU agrees with the CPU in every norm over rows, for chu
             auto const x = exact_layer<half>(
                 {.group = 3, .queries = 9, .tokens = 75, .window = 6, .dim = 64, .value_dim = 64, .first_query = 70});
             compare(x, rungs, {.first_query = 70, .norm = norm});
-            compare(x, rungs, {.first_query = 200, .weights = &weights, .norm = norm});
+            compare(x, rungs, {.first_query = 200, .early_weight = 0.25F, .question = 4, .norm = norm});
             compare(x, rungs, {.first_query = 200, .norm = norm, .even = 2.5F});
         }
         check<bfloat16>({.group = 2, .queries = 70, .tokens = 70, .window = 4, .dim = 64, .value_dim = 64},
@@ -344,10 +345,6 @@ TEST_CASE("score on the GPU gives losses that are NaN or infinite where a log-su
         }
         CHECK(wrong == 0);
     }
-    tensor<float, 1> weights{{8}};
-    weights.assign(std::vector<float>(8, 1.0F));
-    weights.set(-1.0F, 2);
-    for (float const l : on_gpu(x, {drop}, {.weights = &weights})) { CHECK(std::isnan(l)); }
 }
 
 TEST_CASE("score on the GPU needs scratch that stops growing with the number of tokens")

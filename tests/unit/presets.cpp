@@ -309,17 +309,6 @@ TEST_CASE("queries whose attention is uniform count as a part of the others")
     CHECK(presets::best.uniform_queries(64) == 0);
 }
 
-TEST_CASE("the question's queries count fully and earlier ones as the preset says, however many there are")
-{
-    auto const& best = presets::best;
-    CHECK(best.query_weight(0, best.queries) == best.early_weight);
-    CHECK(best.query_weight(best.queries - best.question - 1, best.queries) == best.early_weight);
-    CHECK(best.query_weight(best.queries - best.question, best.queries) == 1.0F);
-    CHECK(best.query_weight(0, best.question) == 1.0F); // a short prompt is all question
-    CHECK(best.query_weight(0, 5) == 1.0F);
-    CHECK(presets::paper.query_weight(0, 100) == 1.0F);
-}
-
 TEST_CASE("on no kind of data does a preset lose much more than eviction in the same bytes")
 {
     struct kind

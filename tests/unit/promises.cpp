@@ -156,7 +156,7 @@ std::vector<stage> const table{
     {"score", "G,Q,D,Dv",
         {rows("queries", "H*G,Q,D"), rows("keys", "H,N,D"), rows("values", "H,N,Dv"), rows("window_keys", "H,W,D"),
             in_of<float>("key_basis", "H,D,D"), in_of<float>("value_basis", "H,Dv,Dv"),
-            in_of<float>("options.query_weights", "Q", positive), in_of<float>("options.channels", "H,3,D", all<1>),
+            in_of<float>("options.channels", "H,3,D", all<1>),
             in_of<float>("options.lse", "H*G,Q", all<9>), in_of<float>("options.lse_elsewhere", "H*G,Q"),
             out_of<float>("loss", "H,R=5,N")},
         [](host const& on, arguments const& x) {
@@ -164,7 +164,8 @@ std::vector<stage> const table{
                 x.in<float, 3>("key_basis"), x.in<float, 3>("value_basis"), projected_ratios,
                 {.lse              = x.in<float, 2>("options.lse"),
                     .lse_elsewhere = x.in<float, 2>("options.lse_elsewhere"),
-                    .query_weights = x.in<float, 1>("options.query_weights"),
+                    .early_weight  = 0.5F,
+                    .question      = 3,
                     .channels      = x.in<float, 3>("options.channels")},
                 x.out<float, 3>("loss"));
         }},
@@ -318,14 +319,13 @@ std::vector<stage> const table{
     compressed(presets::best),
     {"recompress", "G,n,D,Dv,slots", // into another cache
         {rows("queries", "H*G,Q=n,D"), part("cache.arena"), part("cache.tail"),
-            in_of<float>("options.query_weights", "Q=n", positive), in_of<float>("options.lse_elsewhere", "H*G,Q=n"),
+            in_of<float>("options.lse_elsewhere", "H*G,Q=n"),
             out_of<std::int32_t>("options.sources", "H,S=slots")},
         [](host const& on, arguments const& x) {
             cache folded;
             recompress(on, x.rows("queries"), projected_ratios,
                 recompress_options<host>{.limit = budget::fraction(3, 4),
                     .lse_elsewhere              = x.in<float, 2>("options.lse_elsewhere"),
-                    .query_weights              = x.in<float, 1>("options.query_weights"),
                     .sources                    = x.out<std::int32_t, 2>("options.sources")},
                 x.view(), folded);
             x.returned = arena_of(folded);

@@ -93,13 +93,12 @@ struct stages_by_hand
             }
         }
         if (!p.last_queries_score()) { return pool(on, replayed.in(), p.pooling, found); }
-        tensor<float, 1> weights{{Q}};
-        for (index_t q = 0; q < Q; ++q) { weights.set(p.query_weight(q, Q), q); }
         score(on, queries, keys, values, slice<1>(all.keys, N, W), key_bases.back().in(), value_bases.back().in(),
             p.ratios,
             {.scale              = p.scale,
                 .lse             = slice<1>(*all.lse, x.last - Q, Q),
-                .query_weights   = weights.in(),
+                .early_weight    = p.early_weight,
+                .question        = p.question,
                 .norm            = p.replayed ? p.replayed->last : row_norm::sum,
                 .uniform_queries = p.uniform_queries(Q)},
             scored.out());

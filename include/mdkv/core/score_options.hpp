@@ -41,9 +41,8 @@ struct score_options
     /// must include them.
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
-    /// [Q]  how much each query counts, the same for every query head: its P and |P' - P| are multiplied by it. >= 0.
-    /// Unset: 1. With more queries than the window's, lets the question weigh more than the text before it.
-    std::optional<in_view<float, 1, B>> query_weights = std::nullopt;
+    float early_weight = 1.0F; ///< weight of P and |P' - P| of the queries before the last `question` ones, which have weight 1
+    index_t question   = 32;   ///< more queries than these let the question weigh more than the text before it
 
     /// [H, 3, D]  channels from fit_channels, for the noise of codes. Unset: fitted to the keys and queries of this call.
     std::optional<in_view<float, 3, B>> channels = std::nullopt;

@@ -281,12 +281,6 @@ void score_impl(backend const& on, in_view<U, 3, backend> queries, in_view<T, 3,
     reserve(on, two, two.items());
     reserve(on, last, last.items());
     if (tokens == 0) { return; }
-    for (index_t i = 0; options.query_weights && i < queries.extent(1); ++i)
-    {
-        float const weight = (*options.query_weights)(i);
-        expects(weight >= 0.0F && weight <= (std::numeric_limits<float>::max)(), "score: options.query_weights[", i,
-            "] is ", weight, "; it must be finite and not negative");
-    }
     mdkv::detail::score_by(
         on, last, queries, options, [&] { run(on, one, one.items()); }, [&] { run(on, two, two.items()); });
 }

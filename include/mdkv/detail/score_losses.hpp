@@ -298,7 +298,7 @@ void score_by(B const& on, score_losses<T, B> const& last, in_view<U, 3, B> quer
     run(on,
         score_join<B>{options.lse.value_or(in_view<float, 2, B>{}),
             options.lse_elsewhere.value_or(in_view<float, 2, B>{}),
-            options.query_weights.value_or(in_view<float, 1, B>{}), plan},
+            options.early_weight, options.question, plan},
         heads * plan.softmaxes);
     second();
     run(on, score_centre<T, B>{last.values, plan, false}, centred * plan.value_pieces());

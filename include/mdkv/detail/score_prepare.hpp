@@ -219,7 +219,8 @@ struct score_join
 
     in_view<float, 2, B> lse;       // [H*G, Q]  natural logarithm, or empty
     in_view<float, 2, B> elsewhere; // [H*G, Q]  or empty
-    in_view<float, 1, B> weights;   // [Q]       or empty
+    float early_weight;             // of queries before the last `question` ones
+    index_t question;
     score_plan plan;
 
     MDKV_HD void operator()(team auto const& t, index_t item) const
@@ -236,7 +237,7 @@ private:
         if (row >= plan.query_rows) { return -lowest_logit; } // a row that pads weighs nothing
         index_t const of   = head * (plan.query_rows / plan.per_head) + row / plan.per_head;
         int const query    = row % plan.per_head;
-        float const weight = weights.empty() ? 0.0F : log2f(weights(query));
+        float const weight = query < plan.per_head - question ? log2f(early_weight) : 0.0F;
         if (softmax == 0 && !lse.empty())
         {
             float const given = lse(of, query);

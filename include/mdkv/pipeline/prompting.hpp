@@ -195,7 +195,6 @@ struct prompt_work
         bool const bases    = p.ratios.any_projected();
         workspace::frame frame{on.scratch};
         auto const energy  = scratch_view<float>(on, frame, bases ? H : 0, (std::max)(D, Dv));
-        auto const weights = scratch_view<float>(on, frame, scores ? Q : 0);
         auto const scored  = scratch_view<float>(on, frame, scores ? H : 0, R, N);
         auto const pooled  = scratch_view<float>(on, frame, H, R, N);
         if (bases)
@@ -214,11 +213,11 @@ struct prompt_work
             mdkv::pool(on, as_input(found), p.pooling, pooled);
             return keep(as_input(pooled));
         }
-        fill_query_weights(on, weights, p.early_weight, p.question);
         score_options<B> options{.scale = p.scale,
             .lse                        = of_queries(rows.lse, early, Q),
             .lse_elsewhere              = of_queries(rows.lse_elsewhere, early, Q),
-            .query_weights              = as_input(weights),
+            .early_weight               = p.early_weight,
+            .question                   = p.question,
             .norm                       = p.replayed ? p.replayed->last : row_norm::sum,
             .uniform_queries            = p.uniform_queries(Q)};
         if (p.ratios.any_rotated()) { options.channels = as_input(item_of(channels, l)); }

@@ -204,7 +204,7 @@ struct reader_work
         run(on, widen_leverages<B>{as_input(leverages), widened.data_handle()});
         run(on,
             weigh_surroundings<B>{as_input(widened), mass.totals, read + n,
-                double{leverage_power_for(settings.leverage_power(), shape.tokens)},
+                double{leverage_power_for(settings.leverage_power(), read + n)},
                 largest_factor(static_cast<double>(L * H) * static_cast<double>(shape.tokens), settings.shared->depth),
                 factors.data_handle()});
     }

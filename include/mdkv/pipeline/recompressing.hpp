@@ -139,7 +139,6 @@ struct recompressing
     index_t rungs = static_cast<index_t>(ratios.size());
     index_t bases = ratios.any_projected() ? H : 0; ///< heads with bases: none if no rung is projected
     index_t coded = ratios.any_rotated() ? H : 0;   ///< heads with channels: none if no rung is rotated
-    bool weighs   = !options.query_weights && options.early_weight != 1;
 
     workspace::frame frame{on.scratch};
     index_t makers                      = most_made > 0 ? H : 0; ///< heads that make stand-ins
@@ -165,7 +164,6 @@ struct recompressing
     out_view<index_t, 2, B> counts =
         scratch_view<index_t>(on, frame, H, rungs + 2);             ///< `first`, then the tokens that stay
     out_view<index_t, 2, B> first = slice<1>(counts, 0, rungs + 1); ///< where each rung's slots begin
-    out_view<float, 1, B> weights = scratch_view<float>(on, frame, weighs ? queries.extent(1) : 0);
 
     /// Reads the tokens back as vectors, and their channels, which heads without codes get anew.
     void read() const
@@ -186,7 +184,6 @@ struct recompressing
         workspace::frame losses{on.scratch};
         auto const raw =
             scratch_view<float>(on, losses, options.pooling.copies() ? 0 : 1, rungs, M); // losses of one head
-        fill_query_weights(on, weights, options.early_weight, options.question);
         index_t at = 0;
         for (index_t h = 0; h < H; ++h)
         {
@@ -345,7 +342,8 @@ private:
             return as_input(slice<0>(all, h * heads, heads));
         };
         score_options<B> choice{.scale = options.scale > 0 ? options.scale : by_slot.layout.scale,
-            .query_weights             = weighs ? as_input(weights) : options.query_weights,
+            .early_weight              = options.early_weight,
+            .question                  = options.question,
             .uniform_queries           = options.uniform_queries};
         choice.first_query = n + W - (std::min)(latest, queries.extent(1));
         if (coded > 0) { choice.channels = head(channels); }

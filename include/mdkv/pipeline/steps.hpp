@@ -192,15 +192,6 @@ void wait(B const& on)
     fetch(on, static_cast<std::byte const*>(nullptr), static_cast<std::byte*>(nullptr), 0);
 }
 
-/// Fills the weights of last queries: `early_weight` before the last `question` ones, 1 for these.
-template <backend B>
-void fill_query_weights(B const& on, out_view<float, 1, B> weights, float early_weight, index_t question)
-{
-    index_t const early = (std::max<index_t>)(weights.extent(0) - question, 0);
-    run(on, fill<float>{weights.data_handle(), early_weight, early});
-    run(on, fill<float>{after(weights.data_handle(), early), 1.0F, weights.extent(0) - early});
-}
-
 /// Chooses rungs within limits, and returns the sum of the reports; waits.
 template <backend B>
 [[nodiscard]] allocation allocate_within(B const& on, char const* stage, std::vector<index_t> const& bytes,

@@ -31,6 +31,8 @@ void expects_score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys,
         "; they must be at least 1");
     expects_not_negative("score", "scale", options.scale);
     expects_not_negative("score", "uniform_queries", options.uniform_queries);
+    expects_not_negative("score", "early_weight", options.early_weight);
+    expects(options.question >= 0, "score: question is ", options.question, "; it must not be negative");
     expects(!options.first_query || *options.first_query >= 0, "score: first_query is ",
         options.first_query.value_or(0), "; it must not be negative");
     expects(options.first_query || per_head <= tokens + window_keys.extent(1), "score: ", per_head,
@@ -51,7 +53,6 @@ void expects_score(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys,
         all.in("key_basis", key_basis, {heads, dim, dim}, "H,D,D");
         all.in("value_basis", value_basis, {heads, value_dim, value_dim}, "H,Dv,Dv");
     }
-    all.in("options.query_weights", options.query_weights, {per_head}, "Q");
     all.in("options.channels", options.channels, {heads, 3, dim}, "H,3,D");
     all.in("options.lse", options.lse, {query_heads, per_head}, "H*G,Q");
     all.of_queries("options.lse_elsewhere", options.lse_elsewhere, query_heads, per_head, "H*G,Q");

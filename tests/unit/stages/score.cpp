@@ -414,25 +414,27 @@ TEST_CASE("log-sum-exps handed over and weights of the queries count at every ki
     auto const x =
         exact_layer<bfloat16>({.group = 3, .queries = 4, .tokens = 130, .window = 4, .dim = 64, .value_dim = 64});
     tensor<float, 2> const lse = lse_of(x);
-    std::vector<float> const weights{0.25F, 0.0F, 1.0F, 37.5F};
-    for (bool const lse_given : {false, true})
+    for (float const early : {0.25F, 0.0F, 37.5F})
     {
-        CAPTURE(lse_given);
-        options choice{.query_weights = in(host{}, weights.data(), 4)};
-        if (lse_given) { choice.lse = lse.in(); }
-        worst_error const error = against_oracle(
-            x, mixed_rungs, scored(x, at_run_time(mixed_rungs), choice), {.weights = {weights.begin(), weights.end()}});
-        CAPTURE(error);
-        CHECK(error.within(tolerance));
+        for (bool const lse_given : {false, true})
+        {
+            CAPTURE(early);
+            CAPTURE(lse_given);
+            options choice{.early_weight = early, .question = 1};
+            if (lse_given) { choice.lse = lse.in(); }
+            worst_error const error = against_oracle(
+                x, mixed_rungs, scored(x, at_run_time(mixed_rungs), choice), {.weights = {early, early, early, 1}});
+            CAPTURE(error);
+            CHECK(error.within(tolerance));
+        }
     }
-    std::vector<float> const ones(4, 1.0F); // change no bit
-    CHECK(support::same_bits(scored(x, at_run_time(mixed_rungs), {.query_weights = in(host{}, ones.data(), 4)}),
+    CHECK(support::same_bits( // all are the question's
+        scored(x, at_run_time(mixed_rungs), {.early_weight = 0.25F, .question = 4}),
         scored(x, at_run_time(mixed_rungs))));
 }
 
 TEST_CASE("rows may be joined by their sum, their Euclidean norm or their maximum, at every kind of rung")
 {
-    std::vector<float> const weights{0.25F, 0.0F, 1.0F, 37.5F, 2.0F};
     for (auto const& [norm, power] : norms)
     {
         for (auto const& rungs : {paper_rungs, mixed_rungs, quantised_sets[0]})
@@ -442,8 +444,8 @@ TEST_CASE("rows may be joined by their sum, their Euclidean norm or their maximu
             CAPTURE(static_cast<int>(norm));
             CAPTURE(rungs.size());
             worst_error const error = against_oracle(x, rungs,
-                scored(x, at_run_time(rungs), {.query_weights = in(host{}, weights.data(), 5), .norm = norm}),
-                {.weights = {weights.begin(), weights.end()}, .power = power});
+                scored(x, at_run_time(rungs), {.early_weight = 37.5F, .question = 3, .norm = norm}),
+                {.weights = {37.5, 37.5, 1, 1, 1}, .power = power});
             CAPTURE(error);
             CHECK(error.within(tolerance));
         }
@@ -500,11 +502,14 @@ TEST_CASE("a maximum over rows is that of its largest row, and a single row's lo
     std::vector<float> by_row(most.size(), 0.0F);
     for (std::size_t i = 0; i < 4; ++i)
     {
-        std::vector<float> weights(4, 0.0F);
-        weights[i]        = 1.0F;
         auto const row_of = [&](row_norm norm) {
-            return scored(
-                x, evict_ratios, {.first_query = 200, .query_weights = in(host{}, weights.data(), 4), .norm = norm});
+            tensor<float, 3> loss{{1, 2, 70}};
+            support::run([&](host const& on) {
+                score(on, slice<1>(x.queries.in(), static_cast<index_t>(i), 1), x.keys.in(), x.values.in(),
+                    x.window_keys.in(), x.key_basis.in(), x.value_basis.in(), evict_ratios,
+                    {.first_query = 200, .norm = norm}, loss.out());
+            });
+            return loss.elements();
         };
         std::vector<float> const sum       = row_of(row_norm::sum);
         std::vector<float> const euclidean = row_of(row_norm::euclidean);
@@ -925,17 +930,18 @@ TEST_CASE("the scratch a call needs does not grow with the number of tokens")
     CHECK(some < index_t{64} * (1 << 14) * index_t{sizeof(float)} / 4);
 }
 
-TEST_CASE("score refuses weights of queries that are negative or not finite, naming the query")
+TEST_CASE("score refuses weights of queries that are negative or not finite")
 {
     layer<float> const x{{}};
     for (float const bad : {-1.0F, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
     {
-        std::vector<float> weights(8, 1.0F);
-        weights[5] = bad;
         CHECK(error_text<invalid_argument>([&] {
-            static_cast<void>(scored(x, paper_ratios, {.query_weights = in(host{}, weights.data(), 8)}));
-        }).starts_with("score: options.query_weights[5] is "));
+            static_cast<void>(scored(x, paper_ratios, {.early_weight = bad}));
+        }).starts_with("score: early_weight is "));
     }
+    CHECK(error_text<invalid_argument>([&] {
+        static_cast<void>(scored(x, paper_ratios, {.question = -1}));
+    }) == "score: question is -1; it must not be negative");
 }
 
 TEST_CASE("score refuses more queries than tokens unless they say where they start, and a start before the first token")
