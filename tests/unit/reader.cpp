@@ -271,6 +271,39 @@ TEST_CASE("stand-ins take over the attention of tokens dropped in any chunk")
     CHECK(std::fabs(with) < 0.6 * without);
 }
 
+TEST_CASE("refitted values bring the outputs of later chunks nearer to those over all tokens")
+{
+    text x = text_of(1, 768);
+    for (index_t i = 0; i < 6 * 768 * 64; ++i) // five queries again and again, in coordinates that hardly turn
+    {
+        auto& queries    = x.all[0].queries;
+        bool const turns = i % 32 < 24;
+        queries.set(turns ? half{} : queries.get(i / 64 / 768, i / 64 % 5, i % 64), i / 64 / 768, i / 64 % 768, i % 64);
+    }
+    auto const afar = [&](bool refits, index_t chunk) { // mean square of the last chunk's errors
+        preset p = presets::any_question;
+        if (!refits) { p.refitted.reset(); }
+        read_text held{x, p, {.limit = budget::fraction(1, 1), .chunk = chunk}};
+        read_text small{x, p, {.limit = budget::fraction(1, 10), .chunk = chunk, .slack = 0}};
+        held.read(0, 768, chunk);
+        small.read(0, 768, chunk);
+        double sum               = 0;
+        std::size_t const begin  = held.outputs.size() - static_cast<std::size_t>(6 * chunk * 41);
+        std::size_t const values = static_cast<std::size_t>(6 * chunk * 40);
+        for (std::size_t i = begin; i < begin + values; ++i)
+        {
+            sum += std::pow(double{held.outputs[i]} - double{small.outputs[i]}, 2);
+        }
+        return sum / static_cast<double>(values);
+    };
+    double const without = afar(false, 256);
+    double const with    = afar(true, 256);
+    CAPTURE(without);
+    CAPTURE(with);
+    CHECK(with < 0.9 * without);
+    CHECK(afar(true, 48) == afar(false, 48)); // a chunk of one block has no rows that judge
+}
+
 TEST_CASE("a chunk that was taken back leaves no trace")
 {
     text const x = text_of(2, 384);

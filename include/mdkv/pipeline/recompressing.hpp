@@ -311,7 +311,8 @@ private:
         read_tail(on, cache_slots.cache, tail_keys, tail_values);
         refit_values(on,
             refit_rows<B, T, U>{refitting, as_input(old_keys), as_input(old_values), as_input(counts),
-                as_input(tail_keys), as_input(tail_values), 0, n - span, as_input(listed), as_input(first), most},
+                as_input(tail_keys), as_input(tail_values), as_input(values), 0, n - span, as_input(listed),
+                as_input(first), most},
             made, refitted, values);
     }
 

@@ -97,6 +97,7 @@ struct refit_rows
     in_view<T, 3, B> keys, values;         // [H, n, D], [H, n, Dv]  of all tokens before the rows' places
     in_view<index_t, 1, B> counts;         // [H]  tokens of each head; or empty: all
     in_view<T, 3, B> own_keys, own_values; // [H, m, D], [H, m, Dv]  of the text's last m tokens, in order
+    in_view<T, 3, B> packed;               // [H, N, Dv]  values from which the cache was packed
     index_t first, last;                   // tokens of these m that begin the first block and the last one
     in_view<std::int32_t, 2, B> positions; // [H, N]  rows of values by rung
     in_view<index_t, 2, B> begins;         // [H, rungs + 1]  where each rung's positions begin
@@ -104,7 +105,7 @@ struct refit_rows
 };
 
 /// The body of refit, for checked operands.
-/// \param changed  [H, N, Dv]  the values that `cache` was packed from; changed
+/// \param changed  [H, N, Dv]  receives the values; may be `packed`
 template <backend B, element T, element U>
 void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::memory_space> const& cache,
     refit_options<B> const& options, out_view<T, 3, B> changed)
@@ -228,6 +229,7 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
             {.to = mended, .add = from > 0}, {as_input(fitted), from, true});
     });
     run(on, judge_changes<B>{as_input(slice<1>(missing, fitting, of_block)), as_input(mended), factors}, H);
+    if (changed.data_handle() != of.packed.data_handle()) { run(on, copy_rows<B, T>{of.packed, changed}); }
     run(on, change_values<B, T>{
                 as_input(changes), as_input(factors), as_input(fitted), of.positions, of.begins, kept, changed});
 }
@@ -294,10 +296,9 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     auto const positions = scratch_view<std::int32_t>(on, frame, H, N);
     auto const first     = scratch_view<index_t>(on, frame, H, static_cast<index_t>(layout.rungs) + 1);
     run(on, sort_slots<B>{rungs, positions, first}, H);
-    run(on, copy_rows<B, T>{slice<1>(values, 0, N), changed});
     refit_values(on,
-        refit_rows<B, T, U>{queries, keys, values, {}, keys, values, options.first, last, as_input(positions),
-            as_input(first), all + options.stand_ins},
+        refit_rows<B, T, U>{queries, keys, values, {}, keys, values, slice<1>(values, 0, N), options.first, last,
+            as_input(positions), as_input(first), all + options.stand_ins},
         cache, options, changed);
 }
 
