@@ -202,20 +202,6 @@ private:
                 direction = next;
             }
         }
-        double stored = 0; // square of the stored values
-        for (index_t j = 0; j < n; ++j)
-        {
-            for (double const v : row(stored_values, h, j)) { stored += v * v; }
-        }
-        for (std::size_t i = 0; i < m; ++i)
-        {
-            double square = 0; // of the change
-            for (std::size_t d = 0; d < out; ++d) { square += change[d][i] * change[d][i]; }
-            double const longest = double{part.most} * std::sqrt(stored / static_cast<double>(n));
-            double const by      = std::sqrt(square) > longest ? longest / std::sqrt(square) : 1.0;
-            for (std::size_t d = 0; d < out; ++d) { change[d][i] *= by; }
-            shortened += by < 1 ? 1 : 0;
-        }
         double both   = 0; // product of the change of the judging rows' outputs, and what they lack
         double square = 0;
         for (std::size_t r = fitting; r < weights.size(); ++r)
@@ -240,11 +226,20 @@ private:
         }
         for (std::size_t i = 0; i < m; ++i)
         {
+            auto const value = [&](std::size_t d) {
+                return double{mdkv::widen(layer.values.get(h, slots[i], static_cast<index_t>(d)))};
+            };
+            double changed = 0, stored = 0; // squares
             for (std::size_t d = 0; d < out; ++d)
             {
-                auto const c = static_cast<index_t>(d);
-                double const v{mdkv::widen(layer.values.get(h, slots[i], c))};
-                all.set(v + factor * change[d][i], h, slots[i], c);
+                changed += change[d][i] * change[d][i];
+                stored += value(d) * value(d);
+            }
+            double const longest = double{part.most} * std::sqrt(stored / changed);
+            shortened += longest < factor ? 1 : 0;
+            for (std::size_t d = 0; d < out; ++d)
+            {
+                all.set(value(d) + std::min(factor, longest) * change[d][i], h, slots[i], static_cast<index_t>(d));
             }
         }
     }

@@ -111,43 +111,6 @@ struct miss_rows
     }
 };
 
-/// Shortens the changes that are longer than `most` times the root mean square of the head's stored values. An item is a head.
-template <backend B, element T>
-struct bound_changes
-{
-    static constexpr char const* name = "refit_bound";
-
-    in_view<T, 3, B> values;       // [H, S, Dv]  of stored tokens
-    in_view<index_t, 1, B> fitted; // [H]
-    float most;
-    out_view<float, 3, B> changes; // [H, Dv, S]
-
-    MDKV_HD void operator()(team auto const& t, index_t h) const
-    {
-        index_t const n   = fitted(h);
-        index_t const dim = values.extent(2);
-        double sum        = 0;
-        for (index_t d = t.rank(); d < dim; d += t.size())
-        {
-            for (index_t j = 0; j < n; ++j)
-            {
-                double const v{widen(load_at<T>(values.row(h, j) + d))};
-                sum += v * v;
-            }
-        }
-        double const squares = t.sum(sum);
-        double const limit   = n > 0 ? double{most} * double{most} / static_cast<double>(n) * squares : 0.0;
-        for (index_t j = t.rank(); j < n; j += t.size())
-        {
-            double square = 0;
-            for (index_t d = 0; d < dim; ++d) { square += double{changes(h, d, j)} * double{changes(h, d, j)}; }
-            if (!(square > limit)) { continue; }
-            auto const part = static_cast<float>(std::sqrt(limit / square));
-            for (index_t d = 0; d < dim; ++d) { changes(h, d, j) *= part; }
-        }
-    }
-};
-
 /// The factor, from 0 to 1, with which a head's changes suit the judging rows best. An item is a head.
 template <backend B>
 struct judge_changes
@@ -190,6 +153,7 @@ struct change_values
     in_view<std::int32_t, 2, B> positions; // [H, N]  by rung
     in_view<index_t, 2, B> first;          // [H, rungs + 1]
     index_t kept;                          // the first rung that keeps tokens
+    float most;                            // longest change, in units of its value's length
     out_view<T, 3, B> values;              // [H, N, Dv]
 
     [[nodiscard]] index_t items() const noexcept { return changes.extent(0) * changes.extent(2); }
@@ -200,9 +164,18 @@ struct change_values
         index_t const j = item % changes.extent(2);
         if (j >= fitted(h) || !(factors(h) > 0)) { return; }
         index_t const token = positions(h, first(h, kept) + j);
+        double change = 0, value = 0; // squares
         for (index_t d = t.rank(); d < changes.extent(1); d += t.size())
         {
-            float const v       = widen(load_at<T>(values.row(h, token) + d)) + factors(h) * changes(h, d, j);
+            double const v{widen(load_at<T>(values.row(h, token) + d))};
+            change += double{changes(h, d, j)} * double{changes(h, d, j)};
+            value += v * v;
+        }
+        double const longest = double{most} * std::sqrt(t.sum(value) / t.sum(change)); // NaN or infinite: no change
+        float const by       = longest < double{factors(h)} ? static_cast<float>(longest) : factors(h);
+        for (index_t d = t.rank(); d < changes.extent(1); d += t.size())
+        {
+            float const v       = widen(load_at<T>(values.row(h, token) + d)) + by * changes(h, d, j);
             values(h, token, d) = narrow<T>(std::same_as<T, half> ? within_half(v) : v);
         }
     }

@@ -28,7 +28,7 @@ struct refit_part
     index_t span   = 64;    ///< tokens of a block, at most `apart`
     index_t rows   = 32;    ///< rows of a block for each KV head, shared out among its query heads
     float ridge    = 0.05F; ///< weight of the changes' squares, in units of the mean square of a token's weights
-    float most     = 1.0F;  ///< longest change of a value, in units of the root mean square of the head's stored values
+    float most     = 1.0F;  ///< longest change of a value, in units of its length
 
     /// The tokens of a block that have rows, if a KV head has `group` query heads: the first and every so many after it.
     [[nodiscard]] constexpr index_t each(index_t group) const noexcept
@@ -223,15 +223,14 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
         multiply<B, float, float>(
             on, {as_input(solved)}, {fit, true}, {slice<2>(changes, from, count)}, {as_input(fitted), from});
     });
-    run(on, bound_changes<B, T>{as_input(stored_values), as_input(fitted), part.most, changes}, H);
     for_strips([&](index_t from, index_t count, rows const&, rows const& judging) {
         multiply<B, float, float>(on, {judging}, {as_input(slice<2>(changes, from, count))},
             {.to = mended, .add = from > 0}, {as_input(fitted), from, true});
     });
     run(on, judge_changes<B>{as_input(slice<1>(missing, fitting, of_block)), as_input(mended), factors}, H);
     if (changed.data_handle() != of.packed.data_handle()) { run(on, copy_rows<B, T>{of.packed, changed}); }
-    run(on, change_values<B, T>{
-                as_input(changes), as_input(factors), as_input(fitted), of.positions, of.begins, kept, changed});
+    run(on, change_values<B, T>{as_input(changes), as_input(factors), as_input(fitted), of.positions, of.begins, kept,
+                part.most, changed});
 }
 
 } // namespace detail
