@@ -73,10 +73,10 @@ struct policy
     std::vector<std::string> parameters{};       // that may be set
     mdkv::preset options = mdkv::presets::evict; // for caches made of rungs; selected ones use its pooling
     bool while_reading   = false; // compressed chunk by chunk, in memory that does not grow with the prompt
-    std::optional<float> slack{}; // reader_options::slack
-    std::int64_t tail = 0;        // appended tokens that are folded into the layer's own bytes at a time; 0: none are
-    bool grows        = false;    // whether these bytes grow with the text
-    double beta       = 0;        // how uneven pyramid and head_scores are
+    float slack          = 0.25F; // reader_options::slack
+    std::int64_t tail    = 0;     // appended tokens that are folded into the layer's own bytes at a time; 0: none are
+    bool grows           = false; // whether these bytes grow with the text
+    double beta          = 0;     // how uneven pyramid and head_scores are
     std::string head_scores{};    // file
     std::string label{};          // the name and whatever was set: how tables and files call it
     backend_kind backend = backend_kind::cpu;

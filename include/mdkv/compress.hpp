@@ -30,9 +30,9 @@ namespace MDKV_NAMESPACE
 /// \throws non_finite_input        naming head and row
 /// \throws std::bad_alloc          and the executor's exceptions; `to` has not changed in any of these cases
 /// \see    tests/unit/compress.cpp, examples/engine_hook.cpp
-template <backend B, element T, element U, class Destination>
-compress_report compress(B const& on, prompt_rows<B, T, U> const& rows, preset const& chosen, budget limit,
-    Destination& to, rotary_encoding<B> const& encoding = {})
+template <backend B, element T, element U, class Cache>
+compress_report compress(B const& on, prompt_rows<B, T, U> const& rows, preset const& chosen, budget limit, Cache& to,
+    rotary_encoding<B> const& encoding = {})
 {
     index_t const heads       = rows.keys.extent(0);
     index_t const query_heads = rows.queries.extent(0);

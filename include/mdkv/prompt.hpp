@@ -109,9 +109,9 @@ void expects_finite_rows(B const& on, prompt_shape<B> const& shape, index_t laye
 template <backend B, element T, element U>
 struct prompt_work;
 
-template <backend B, element T, element U, class Destination>
+template <backend B, element T, element U, class Cache>
 compress_report pack_layer(B const& on, prompt_work<B, T, U> const& of, index_t layer, prompt_rows<B, T, U> const& rows,
-    Destination& to); // pipeline/storing.hpp
+    Cache& to); // pipeline/storing.hpp
 
 } // namespace detail
 
@@ -318,18 +318,6 @@ public:
         return work_.rungs_of(layer, work_.stored_layer(tokens_).tokens);
     }
 
-    /// Bytes of a layer's arena, stand-ins included: `allocate` has found them.
-    /// \cost   nothing is computed
-    /// \sync   returns when done; no device is waited for
-    /// \throws invalid_argument   no rungs were chosen
-    [[nodiscard]] index_t arena_bytes(B const&, index_t layer) const
-    {
-        constexpr char const* stage = "prompt::arena_bytes";
-        work_.progress.expects_layer(stage, layer, work_.shape.layers);
-        expects(work_.choice.budget >= 0, stage, ": no rungs were chosen; call allocate first");
-        return work_.choice.arena_bytes[static_cast<std::size_t>(layer)];
-    }
-
     /// The layout of all layers' caches: known after `allocate`, which chooses how window and stand-ins are stored.
     [[nodiscard]] cache_layout layout() const { return work_.layout(tokens_); }
 
@@ -340,7 +328,7 @@ public:
     /// \param rows   the rows that `finish_layer` had; `lse` is needed if there are stand-ins
     /// \param[out] to  the backend's cache (`cpu::cache<T>`, or `gpu::cache<T, Resource>` made with stream and resource): replaced
     ///               at the very end by a cache of exactly the size it needs, whose tail has no room: `reserve_tail` before the
-    ///               first token is appended. Or a `cache_view`, whose arena holds `arena_bytes`
+    ///               first token is appended
     /// \return the layer's report; chosen has the tokens of each rung (cpu) and the multiplier of all layers. resident_bytes
     ///         counts stand-ins; if layers share a budget, it may be above budget_bytes, an average layer's
     /// \cost   stand_in and pack; allocates the new cache of an owner
@@ -348,21 +336,16 @@ public:
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination does not fit
     /// \throws std::bad_alloc          (or an exception of the cache's resource); the destination has not changed
-    template <class Destination>
-    compress_report pack(B const& on, index_t layer, rows_of_layer const& rows, Destination& to)
+    template <class Cache>
+    compress_report pack(B const& on, index_t layer, rows_of_layer const& rows, Cache& to)
     {
         constexpr char const* stage = "prompt::pack";
-        constexpr bool owner        = requires { to.wait(); };
         work_.progress.expects_layer(stage, layer, work_.shape.layers);
         expects(work_.choice.budget >= 0, stage, ": no rungs were chosen; call allocate first");
         expects_rows(on, stage, rows, tokens_);
         expects_lse(stage, rows, work_.choice.stand_ins);
         static_assert(std::same_as<typename decltype(to.view())::element_type, T>,
             "prompt::pack: the cache must have the element type of the prompt's keys: prompt<B, T>, cpu::cache<T>");
-        if constexpr (!owner)
-        {
-            expects(to.layout == layout(), stage, ": to.layout is not that of the preset and the layers");
-        }
         return detail::pack_layer(on, work_, layer, rows, to);
     }
 

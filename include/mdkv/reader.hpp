@@ -14,7 +14,6 @@
 #include <mdkv/prompt.hpp>
 
 #include <algorithm>
-#include <optional>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -32,8 +31,8 @@ struct reader_options
     index_t chunk = 256;
 
     /// Share of the limit that stored tokens may take beside it before the prompt's end: chunks attend to more, and `finish` has
-    /// more to choose from (docs/long-prompts.md). None given: a quarter if the preset's last queries score, otherwise none.
-    std::optional<float> slack = std::nullopt;
+    /// more to choose from (docs/long-prompts.md).
+    float slack = 0.25F;
 };
 
 /// The state after `end_chunk` or `finish`.

@@ -31,8 +31,6 @@ struct recompress_options
     pool_options pooling{};
     allocate_options allocation{};
 
-    float scale = 0.0F; ///< factor of q.k for this call; 0 means the cache's, which stays unchanged
-
     /// [H*G, Q]  see score_options::lse_elsewhere: the part of each query's softmax that lies on none of the cache's tokens,
     /// e.g. sink logits or keys kept elsewhere
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
@@ -58,8 +56,7 @@ struct recompress_options
 template <backend B>
 [[nodiscard]] constexpr recompress_options<B> fold_options(preset const& chosen, budget limit, index_t queries) noexcept
 {
-    recompress_options<B> options{
-        .limit = limit, .pooling = chosen.pooling, .allocation = {.charge = chosen.charge}, .scale = chosen.scale};
+    recompress_options<B> options{.limit = limit, .pooling = chosen.pooling, .allocation = {.charge = chosen.charge}};
     options.uniform_queries = chosen.uniform_queries(queries);
     options.early_weight    = chosen.early_weight;
     options.question        = chosen.question;
@@ -74,8 +71,7 @@ struct recompress_report
     index_t window_bytes   = 0;
     index_t stand_in_bytes = 0; ///< stand-ins, all of which stay
     index_t resident_bytes = 0; ///< bytes of the new arena, measured; never above limit_bytes
-    index_t released       = 0; ///< tokens that left the window or the tail
-    index_t kept           = 0; ///< released or stored tokens that keep their bytes
+    index_t kept           = 0; ///< tokens before the window that keep their bytes
     index_t lowered        = 0; ///< tokens now stored in fewer bytes
     index_t dropped        = 0;
     allocation chosen; ///< everything_kept: tokens stay, losses were not read
@@ -146,15 +142,11 @@ recompress_report recompress(
 /// The same by a preset, with its ratio set and `fold_options`, within the cache's own limit (`fold_limit`), that of its layer
 /// when `prompt`, `reader` or `compress` filled it.
 ///
-/// \param on              as above
-/// \param[in]  queries    as above
-/// \param[in]  chosen     preset of the cache
-/// \param[in,out] cache   as above
-/// \param[in]  lse_elsewhere  see recompress_options
+/// \param on, queries, cache   as above
+/// \param[in]  chosen          preset of the cache
+/// \param[in]  lse_elsewhere   see recompress_options
 /// \return     the report
-/// \cost   as above
-/// \sync   as above
-/// \order  as above
+/// \par    Cost, synchronisation, order: as above
 /// \throws invalid_argument   as above, and the other errors; the cache has no limit of its own
 /// \see    tests/unit/recompress.cpp, docs/start.md
 template <backend B, element U, class Cache>
@@ -173,16 +165,12 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, preset const
 /// The same into another cache: `from` stays as it is, e.g. the prefix of many questions, in a file even. A question that was
 /// appended to it measures the losses, and the new cache holds no more than the limit for this question.
 ///
-/// \param on           backend: threads, scratch
+/// \param on, ratios, options   as above
 /// \param[in]  queries  [H*G, Q, D]  queries of the last Q tokens of `from`
-/// \param[in]  ratios   as above
-/// \param[in]  options  as above
 /// \param[in]  from     read only, e.g. the view of `with_tail`
 /// \param[out] to       becomes a cache of its own memory resource; its tail is empty and has the room that it had
 /// \return     the report
-/// \cost   as above
-/// \sync   as above
-/// \order  as above
+/// \par    Cost, synchronisation, order: as above
 /// \throws invalid_argument   as above, and the other errors
 /// \see    tests/unit/recompress.cpp
 template <backend B, element U, class E, class Cache>
@@ -218,7 +206,6 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
         ")");
     expects(ratios.can_drop(), "recompress: the ratio set has no rung that drops a token");
     ratios.expects_ascending(layout.dims, sizeof(T));
-    detail::expects_not_negative("recompress", "scale", options.scale);
     detail::expects_not_negative("recompress", "uniform_queries", options.uniform_queries);
     detail::expects_not_negative("recompress", "early_weight", options.early_weight);
     expects(options.question >= 0, "recompress: question is ", options.question, "; it must not be negative");

@@ -11,11 +11,11 @@
 #include <mdkv/cpu/cache.hpp>
 #include <mdkv/cpu/score.hpp>
 #include <mdkv/gpu/backend.cuh>
+#include <mdkv/gpu/cache.cuh>
 #include <mdkv/gpu/score.cuh>
 #include <mdkv/presets.hpp>
 
 #include "gpu/support/device.hpp"
-#include "gpu/support/device_cache.hpp"
 #include "support/host.hpp"
 #include "support/layer.hpp"
 
@@ -124,10 +124,9 @@ outcome on_gpu(std::vector<one_layer> const& all, preset const& chosen, budget l
         made = {read(p, on, whole, chunk, limit), {}};
         for (index_t l = 0; l < layers; ++l)
         {
-            cpu::cache<half> const room{p.layout(), p.arena_bytes(on, l)};
-            support::device_cache<half> const stored{room.view()};
-            auto to = stored.view();
-            static_cast<void>(p.pack(on, l, whole(l), to));
+            support::device_resource memory;
+            gpu::cache<half, support::device_resource> stored{cache_layout{}, 0, 0, nullptr, memory};
+            static_cast<void>(p.pack(on, l, whole(l), stored));
             auto const chosen_rungs = p.rungs_of(l);
             std::vector<head_entry> heads(2);
             fetch(on, stored.view().heads, heads.data(), 2);

@@ -240,10 +240,7 @@ TEST_CASE("score on the GPU agrees with the CPU for quantised rungs of every kin
     {
         for (auto const& rungs : {mixed_rungs, std::vector<rung>{drop, full}})
         {
-            for (float const early : {0.25F, 0.0F, 37.5F})
-            {
-                compare(x, rungs, {.lse = given, .early_weight = early});
-            }
+            for (float const early : {0.25F, 0.0F, 37.5F}) { compare(x, rungs, {.lse = given, .early_weight = early}); }
             compare(x, rungs, {.lse = given, .elsewhere = &lse}); // as if all were there twice
         }
     }

@@ -617,7 +617,6 @@ TEST_CASE("quotas give every head of every layer its own bytes (MixedDimKV-H)")
     set(112 * token); // 112 tokens before the window at least
     auto const all = finished(presets::by_window);
     CHECK(all->allocate(on, quotas.in()).status == allocation_status::everything_kept);
-    CHECK(all->arena_bytes(on, 1) == x.layer_bytes());
     refuses("prompt::allocate: quotas must be [L,H] = [2, 2], its extent 1 is 1", presets::evict,
         tensor<index_t, 2>{{2, 1}});
     preset keeps = presets::by_window;
@@ -777,17 +776,8 @@ TEST_CASE("bad arguments of a prompt are named with their value and limit, and c
         "needed",
         [&] { one.allocate(on, budget::kv_size(3)); });
     one.allocate(on, budget::fraction(1, 3));
-    refused(
-        "prompt::arena_bytes: layer is 3; it must be from 0 to 1", [&] { static_cast<void>(one.arena_bytes(on, 3)); });
     refused("prompt::pack" + lacks + "13 stand-ins, which need it", [&] { one.pack(on, 0, without, made[0]); });
     refused("prompt::pack: keys must be", [&] { one.pack(on, 0, shorter.whole(0), made[0]); });
-    cpu::cache<half> place{one.layout(), one.arena_bytes(on, 0)};
-    auto to = place.view();
-    --to.arena_bytes;
-    refused("pack: the arena holds ", [&] { one.pack(on, 0, x.whole(0), to); });
-    to.layout.scale = 0.5F;
-    refused(
-        "prompt::pack: to.layout is not that of the preset and the layers", [&] { one.pack(on, 0, x.whole(0), to); });
     CHECK(made[0].arena_bytes() == 0);
     for (index_t l = 0; l < 2; ++l) { one.pack(on, l, x.whole(l), made[static_cast<std::size_t>(l)]); }
     CHECK(contents_of(made) == by_prompt(x, p, budget::fraction(1, 3)).caches);

@@ -219,8 +219,7 @@ TEST_CASE("limits hold with stand-ins and slack, which is gone at the end, whate
             {
                 reader_report const& report = one.reports[i];
                 bool const last             = i + 1 == one.reports.size();
-                bool const slack            = !last && p.last_queries_score();
-                CHECK(report.limit_bytes == 3 * limit + (slack ? 3 * limit / 4 : 0));
+                CHECK(report.limit_bytes == 3 * limit + (last ? 0 : 3 * limit / 4));
                 CHECK(report.held_bytes <= report.limit_bytes);
                 // at most six bytes a token and head, of at least 60 bytes
                 CHECK(report.losses_bytes * 10 < report.held_bytes);

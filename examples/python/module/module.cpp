@@ -82,7 +82,6 @@ namespace
     dict["window_bytes"]   = x.window_bytes;
     dict["stand_in_bytes"] = x.stand_in_bytes;
     dict["resident_bytes"] = x.resident_bytes;
-    dict["released"]       = x.released;
     dict["kept"]           = x.kept;
     dict["lowered"]        = x.lowered;
     dict["dropped"]        = x.dropped;

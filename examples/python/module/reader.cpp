@@ -68,7 +68,7 @@ void bind_reader(nb::module_& m)
             [](reader_object* self, mdkv::preset const& chosen, index_t layers, index_t heads, index_t group,
                 index_t key_dim, std::optional<index_t> value_dim, index_t tokens, std::string const& dtype,
                 std::optional<rope> const& encoding, bool check_finite, nb::handle on, nb::handle limit, index_t chunk,
-                std::optional<float> slack) {
+                float slack) {
                 mdkv::expects(!chosen.replayed || encoding, "Reader: rope is missing; the preset \"", chosen.name,
                     "\" rotates queries to later positions, for which it needs the model's, e.g. Rope(base=1e6)");
                 prompt_sizes const sizes{layers, heads, group, {key_dim, value_dim.value_or(key_dim)}, tokens,
@@ -85,7 +85,7 @@ void bind_reader(nb::module_& m)
             nb::arg("preset"), nb::kw_only(), nb::arg("layers"), nb::arg("heads"), nb::arg("group") = 1,
             nb::arg("key_dim"), nb::arg("value_dim") = nb::none(), nb::arg("tokens"), nb::arg("dtype"),
             nb::arg("rope") = nb::none(), nb::arg("check_finite") = true, nb::arg("backend") = nb::none(),
-            nb::arg("limit"), nb::arg("chunk") = 256, nb::arg("slack") = nb::none(),
+            nb::arg("limit"), nb::arg("chunk") = 256, nb::arg("slack") = 0.25F,
             "layers L, heads H (KV heads), group G (query heads per KV head), key_dim D, value_dim Dv (D if none is "
             "given), tokens: the most that the prompt may have; dtype: \"float32\", \"float16\" or \"bfloat16\", of "
             "queries, keys and values. rope: the model's. check_finite: search for NaNs and infinities first. limit: "

@@ -54,7 +54,7 @@ def test_bytes_stay_within_the_limit_and_the_choice_is_that_of_a_prompt(random, 
     made, chunk = reader(preset), 100
     limit, token = int(0.25 * N) * 2 * H * D * 4 * L, 2 * H * D * 4
     _, reports = read(made, layers, chunk)
-    slack = 0.25 if preset == "best" else 0
+    slack = 0.25
     for i, report in enumerate(reports):
         assert report["tokens"] == min((i + 1) * chunk, N) and report["limit_bytes"] == int((1 + slack) * limit)
         assert report["held_bytes"] <= report["limit_bytes"]

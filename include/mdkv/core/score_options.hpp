@@ -41,7 +41,7 @@ struct score_options
     /// must include them.
     std::optional<in_view<float, 2, B>> lse_elsewhere = std::nullopt;
 
-    float early_weight = 1.0F; ///< weight of P and |P' - P| of the queries before the last `question` ones, which have weight 1
+    float early_weight = 1.0F; ///< factor of P and |P' - P| of the queries before the last `question` ones
     index_t question   = 32;   ///< more queries than these let the question weigh more than the text before it
 
     /// [H, 3, D]  channels from fit_channels, for the noise of codes. Unset: fitted to the keys and queries of this call.

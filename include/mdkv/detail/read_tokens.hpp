@@ -176,4 +176,19 @@ private:
     }
 };
 
+/// Reads the n tokens of a cache's tail.
+/// \param keys    [H, n, D]
+/// \param values  [H, n, Dv]
+template <backend B, element T>
+void read_tail(B const& on, cache_view<T, B::memory_space> tail, out_view<T, 3, B> keys, out_view<T, 3, B> values)
+{
+    workspace::frame frame{on.scratch};
+    auto const nothing = scratch_view<head_entry>(on, frame, tail.layout.heads);
+    run(on, fill<head_entry>{nothing.data_handle(), {}, tail.layout.heads});
+    tail.heads         = nothing.data_handle();
+    tail.layout.window = 0;
+    run(on, read_tokens<T, B::memory_space>{{tail, {}, {}, most_runs(tail.layout), keys.extent(1)},
+                {tail, tail.layout, keys.extent(1)}, keys, values, {}, {}});
+}
+
 } // namespace MDKV_NAMESPACE::detail

@@ -297,8 +297,7 @@ void score_by(B const& on, score_losses<T, B> const& last, in_view<U, 3, B> quer
     if (!options.lse || plan.softmaxes > 1) { first(); }
     run(on,
         score_join<B>{options.lse.value_or(in_view<float, 2, B>{}),
-            options.lse_elsewhere.value_or(in_view<float, 2, B>{}),
-            options.early_weight, options.question, plan},
+            options.lse_elsewhere.value_or(in_view<float, 2, B>{}), options.early_weight, options.question, plan},
         heads * plan.softmaxes);
     second();
     run(on, score_centre<T, B>{last.values, plan, false}, centred * plan.value_pieces());

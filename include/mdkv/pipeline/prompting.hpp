@@ -194,9 +194,9 @@ struct prompt_work
         auto const found    = losses_of(l, N);
         bool const bases    = p.ratios.any_projected();
         workspace::frame frame{on.scratch};
-        auto const energy  = scratch_view<float>(on, frame, bases ? H : 0, (std::max)(D, Dv));
-        auto const scored  = scratch_view<float>(on, frame, scores ? H : 0, R, N);
-        auto const pooled  = scratch_view<float>(on, frame, H, R, N);
+        auto const energy = scratch_view<float>(on, frame, bases ? H : 0, (std::max)(D, Dv));
+        auto const scored = scratch_view<float>(on, frame, scores ? H : 0, R, N);
+        auto const pooled = scratch_view<float>(on, frame, H, R, N);
         if (bases)
         {
             fit_basis(on, keys, item_of(key_bases, l), slice<1>(energy, 0, D));

@@ -96,7 +96,6 @@ struct reader_work
         return {cache(l).view(), reinterpret_cast<bfloat16*>(kept[static_cast<std::size_t>(l)].data())};
     }
     [[nodiscard]] bool weighs() const { return settings.leverage_power() > 0; }
-    [[nodiscard]] float slack() const { return options.slack.value_or(settings.last_queries_score() ? 0.25F : 0.0F); }
 
     void take_state(B const& on, workspace::frame& memory)
     {
@@ -109,7 +108,7 @@ struct reader_work
         expects(static_cast<index_t>(caches.size()) == L, "reader: there are ", static_cast<index_t>(caches.size()),
             " caches for ", L, " layers");
         expects(options.chunk >= 1, "reader: reader_options::chunk is ", options.chunk, "; it must be at least 1");
-        expects_not_negative("reader", "reader_options::slack", slack());
+        expects_not_negative("reader", "reader_options::slack", options.slack);
         layer_shape const one = layer(shape.tokens);
         one.expects_valid("reader");
         turned_coordinates("reader", shape.encoding, shape.dims.keys);
@@ -191,7 +190,6 @@ struct reader_work
         row_totals<B> const mass{
             frame, {nullptr, 1, L * H}, {nullptr, {1, L * H, 1}, {0, 0, 1}}}; // filled by another job
         auto const leverages = scratch_view<leverage_sum>(on, frame, n);
-        auto const widened   = scratch_view<float>(on, frame, n);
         run(on, fill<leverage_sum>{leverages.data_handle(), 0, n});
         for (index_t l = 0; l < L; ++l)
         {
@@ -201,9 +199,8 @@ struct reader_work
             add_leverages(on, as_input(keys), as_input(whitener), leverages);
         }
         run(on, add_totals<B>{mass.pieces, mass.totals, nullptr});
-        run(on, widen_leverages<B>{as_input(leverages), widened.data_handle()});
         run(on,
-            weigh_surroundings<B>{as_input(widened), mass.totals, read + n,
+            weigh_surroundings<B>{as_input(leverages), mass.totals, read + n,
                 double{leverage_power_for(settings.leverage_power(), read + n)},
                 largest_factor(static_cast<double>(L * H) * static_cast<double>(shape.tokens), settings.shared->depth),
                 factors.data_handle()});
@@ -220,7 +217,7 @@ struct reader_work
         reader_report report{.tokens = all, .limit_bytes = checked_multiply(limit_bytes, L), .chosen = {}};
         if (!last)
         {
-            double const more = double{slack()} * static_cast<double>(report.limit_bytes); // cut below 64 bits
+            double const more = double{options.slack} * static_cast<double>(report.limit_bytes); // cut below 64 bits
             report.limit_bytes +=
                 (std::min)(static_cast<index_t>((std::min)(more, 0x1p62)), INT64_MAX - report.limit_bytes);
         }
@@ -334,17 +331,15 @@ struct reader_work
         bool makes) const
     {
         layer_shape const one{H, shape.group, list.longest, W, shape.dims, index_t{sizeof(T)}};
-        index_t const logged  = (std::min)(asked.of(l), stand_in_queries);
-        index_t const whole   = directory.appended / fit.span; // blocks
-        index_t const fitting = settings.refitted && makes && lowered && whole > 1 ? whole * fit.each(shape.group) : 0;
+        index_t const logged = (std::min)(asked.of(l), stand_in_queries);
         // A call that memory ended has stored this layer: its stand-ins stay.
         bool const stored_in_codes = directory.view.layout.stand_in_run < directory.view.layout.rungs;
         return {on, as_input(slice<1>(item_of(recent, l), 0, asked.of(l))), settings.ratios, how, one,
             stored_slots<T, space::host>{directory.view, layout(l, W), list.longest}, slots_of(l, W, list),
             makes && logged > 0 && !stored_in_codes ? choice.stand_ins : 0, directory.appended, tokens,
             as_input(slice<1>(item_of(item_of(recent_lse, l), 0), asked.of(l) - logged, logged)),
-            as_input(slice<1>(item_of(blocks, l), 0, fitting)),
-            {.rows = fit, .encoding = shape.encoding, .scale = settings.scale}};
+            as_input(slice<1>(item_of(blocks, l), 0, lowered ? blocks.extent(2) : 0)),
+            {.rows = fit, .stand_ins = choice.stand_ins, .encoding = shape.encoding, .scale = settings.scale}};
     }
 
     /// Adds the losses of a layer's tokens by the last queries, in units of their mean.
@@ -380,7 +375,7 @@ struct reader_work
         host_directory<T> const directory{on, cache(l).view()};
         workspace::frame frame{on.scratch};
         auto const sources = scratch_view<std::int32_t>(on, frame, H, list.longest + W);
-        recompress_options<B> const how{.scale = settings.scale, .sources = sources};
+        recompress_options<B> const how{.sources = sources};
         Cache to = cache(l).like(layout(l, W), 0, 0);
         {
             auto const stored = layer_of(on, l, W, tokens, list, how, directory, true);

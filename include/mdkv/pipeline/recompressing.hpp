@@ -29,21 +29,6 @@
 namespace MDKV_NAMESPACE::detail
 {
 
-/// Reads the n tokens of a cache's tail.
-/// \param keys    [H, n, D]
-/// \param values  [H, n, Dv]
-template <backend B, element T>
-void read_tail(B const& on, cache_view<T, B::memory_space> tail, out_view<T, 3, B> keys, out_view<T, 3, B> values)
-{
-    workspace::frame frame{on.scratch};
-    auto const nothing = scratch_view<head_entry>(on, frame, tail.layout.heads);
-    run(on, fill<head_entry>{nothing.data_handle(), {}, tail.layout.heads});
-    tail.heads         = nothing.data_handle();
-    tail.layout.window = 0;
-    run(on, read_tokens<T, B::memory_space>{{tail, {}, {}, most_runs(tail.layout), keys.extent(1)},
-                {tail, tail.layout, keys.extent(1)}, keys, values, {}, {}});
-}
-
 /// Waits however a call ends: enqueued work still uses memory that the call gives back.
 template <backend B>
 struct wait_at_end
@@ -128,8 +113,9 @@ struct recompressing
     index_t latest = INT64_MAX; // number of the queries that belong to the cache's last tokens; earlier queries see all
     index_t tokens_read = 0;    // tokens for which slots and stand-ins stand
     in_view<float, 2, B> lse{}; // [H*G, Q]  of the queries, over all that they saw; for stand-ins
-    in_view<U, 3, B> refitting{}; // [H*G, blocks * each, D]  queries of the tail by which values are refitted; or none
-    refit_options<B> refitted{};  // blocks lie side by side, from the tail's first token on
+    in_view<U, 3, B>
+        refitting{}; // [H*G, blocks * each, D]  queries of the tail to refit by; of more blocks than it has, or none
+    refit_options<B> refitted{}; // blocks lie side by side, from the tail's first token on
 
     index_t H     = shape.heads;
     index_t M     = shape.tokens;
@@ -204,8 +190,6 @@ struct recompressing
             .window_bytes = shape.window_bytes(), .stand_in_bytes = stand_in_bytes(by_slot.cache), .chosen = {}};
         result.chosen.status = allocation_status::everything_kept;
         if (H == 0) { return result; }
-        index_t const tail = run_of_head(by_slot.cache, 0, by_slot.cache.layout.rungs + 1).tokens;
-        result.released    = H * (tail + by_slot.cache.layout.window - W);
         std::vector<index_t> all(static_cast<std::size_t>(H * (rungs + 2)));
         fetch(on, counts.data_handle(), all.data(), H * (rungs + 2));
         for (index_t h = 0; h < H; ++h)
@@ -257,12 +241,7 @@ struct recompressing
                         makers > 0 ? dropped.data_handle() : nullptr});
         };
         pack();
-        if (refitting.extent(1) > 0)
-        {
-            refit_tokens(to);
-            run(on, fill<std::uint8_t>{carried.data_handle(), 0, H * M}); // values of all kept tokens have changed
-            pack();
-        }
+        if (refit_tokens(to)) { pack(); }
         wait(on); // an error so far is thrown before anything is replaced
         cache = std::move(made);
     }
@@ -296,11 +275,14 @@ struct recompressing
 
 private:
     /// Changes the tokens' values so that the tail's queries would have, behind the tail, the outputs of the present cache.
-    void refit_tokens(cache_view<T, S> const& made) const
+    /// \return   whether there are rows to do so
+    bool refit_tokens(cache_view<T, S> const& made) const
     {
-        index_t const span = refitted.rows.span;
-        index_t const n    = *by_slot.cache.appended / span * span; // tokens of whole blocks
-        index_t const most = most_rows(by_slot.cache) + most_made;
+        index_t const whole = *by_slot.cache.appended / refitted.rows.span; // blocks
+        index_t const rows  = whole * refitted.rows.each(shape.group);
+        index_t const n     = whole * refitted.rows.span;
+        index_t const most  = most_rows(by_slot.cache);
+        if (whole < 2 || refitting.extent(1) == 0) { return false; }
         workspace::frame fitting{on.scratch};
         auto const counts      = scratch_view<index_t>(on, fitting, H);
         auto const old_keys    = scratch_view<T>(on, fitting, H, most, D);
@@ -310,10 +292,12 @@ private:
         unpack_rows(on, cache_slots.cache, old_keys, old_values, counts);
         read_tail(on, cache_slots.cache, tail_keys, tail_values);
         refit_values(on,
-            refit_rows<B, T, U>{refitting, as_input(old_keys), as_input(old_values), as_input(counts),
-                as_input(tail_keys), as_input(tail_values), as_input(values), 0, n - span, as_input(listed),
-                as_input(first), most},
+            refit_rows<B, T, U>{slice<1>(refitting, 0, rows), as_input(old_keys), as_input(old_values),
+                as_input(counts), slice<1>(tail_keys, 0, n), slice<1>(tail_values, 0, n), as_input(values), 0,
+                as_input(listed), as_input(first)},
             made, refitted, values);
+        run(on, fill<std::uint8_t>{carried.data_handle(), 0, H * M}); // no stored bytes are copied
+        return true;
     }
 
     /// Makes one set of stand-ins of each head's present ones and the tokens that it drops now.
@@ -342,7 +326,7 @@ private:
             index_t const heads = all.extent(0) > 0 ? 1 : 0;
             return as_input(slice<0>(all, h * heads, heads));
         };
-        score_options<B> choice{.scale = options.scale > 0 ? options.scale : by_slot.layout.scale,
+        score_options<B> choice{.scale = by_slot.layout.scale,
             .early_weight              = options.early_weight,
             .question                  = options.question,
             .uniform_queries           = options.uniform_queries};

@@ -14,7 +14,6 @@
 #include <mdkv/stages/pack.hpp>
 
 #include <algorithm>
-#include <type_traits>
 #include <utility>
 
 namespace MDKV_NAMESPACE::detail
@@ -32,12 +31,11 @@ template <backend B, element T, element U>
     return {(std::max<index_t>)({end - part.blocks, begun - part.kept(), 0}), end};
 }
 
-/// Packs a layer at its rungs, with its stand-ins and refitted values, into an owner or a view.
-template <backend B, element T, element U, class Destination>
+/// Packs a layer at its rungs, with its stand-ins and refitted values, into an owner.
+template <backend B, element T, element U, class Cache>
 compress_report pack_layer(
-    B const& on, prompt_work<B, T, U> const& of, index_t l, prompt_rows<B, T, U> const& rows, Destination& to)
+    B const& on, prompt_work<B, T, U> const& of, index_t l, prompt_rows<B, T, U> const& rows, Cache& to)
 {
-    constexpr bool owner           = requires { to.wait(); };
     layer_shape const one          = of.stored_layer(rows.keys.extent(1));
     auto const [H, N]              = std::pair{one.heads, one.tokens};
     auto const chosen              = as_input(of.rungs_of(l, N));
@@ -60,15 +58,9 @@ compress_report pack_layer(
     result.resident_bytes    = of.choice.arena_bytes[static_cast<std::size_t>(l)];
     result.full_bytes        = one.full_bytes();
     result.chosen.multiplier = of.choice.multiplier;
-    cache_view<T, B::memory_space> cache;
-    [[maybe_unused]] std::conditional_t<owner, Destination, char> made{};
-    if constexpr (owner)
-    {
-        made = to.like(of.layout(rows.keys.extent(1)), result.resident_bytes, 0);
-        made.wait();
-        cache = made.view();
-    }
-    else { cache = to; }
+    Cache made               = to.like(of.layout(rows.keys.extent(1)), result.resident_bytes, 0);
+    made.wait();
+    cache_view<T, B::memory_space> const cache = made.view();
     if constexpr (B::memory_space == space::host)
     {
         for (index_t h = 0; h < H; ++h)
@@ -110,17 +102,14 @@ compress_report pack_layer(
             changed);
         pack_with(as_input(changed));
     }
-    if constexpr (owner)
+    if constexpr (requires { made.fold_limit; }) // a caller's own kind of owner may have none
     {
-        if constexpr (requires { made.fold_limit; }) // a caller's own kind of owner may have none
-        {
-            index_t const all = of.share(1).all;
-            index_t const own = all > H ? of.choice.budget / all * H : of.choice.budget; // this rank's part
-            bool const whole  = of.choice.all_full || (!of.settings.shared && all == H);
-            made.fold_limit   = (std::max)(result.resident_bytes, whole ? own : 0);
-        }
-        to = std::move(made);
+        index_t const all = of.share(1).all;
+        index_t const own = all > H ? of.choice.budget / all * H : of.choice.budget; // this rank's part
+        bool const whole  = of.choice.all_full || (!of.settings.shared && all == H);
+        made.fold_limit   = (std::max)(result.resident_bytes, whole ? own : 0);
     }
+    to = std::move(made);
     return result;
 }
 

@@ -110,22 +110,21 @@ struct weigh_losses
     }
 };
 
-/// Makes numbers of the sums of leverages. An item is a piece of the tokens.
+/// Adds up all tokens' leverages. An item is all of them.
 template <backend B>
-struct widen_leverages
+struct total_leverages
 {
-    static constexpr char const* name = "widen_leverages";
-    static constexpr index_t piece    = 1024;
+    static constexpr char const* name = "total_leverages";
 
-    in_view<leverage_sum, 1, B> sums;
-    float* leverages; // [N]
+    in_view<leverage_sum, 1, B> leverages; // [N]
+    double* total;
 
-    [[nodiscard]] index_t items() const noexcept { return (sums.extent(0) + piece - 1) / piece; }
-
-    MDKV_HD void operator()(team auto const& t, index_t item) const
+    MDKV_HD void operator()(team auto const& t, index_t) const
     {
-        index_t const end = sums.extent(0) - item * piece < piece ? sums.extent(0) : (item + 1) * piece;
-        for (index_t i = item * piece + t.rank(); i < end; i += t.size()) { leverages[i] = leverage_of(sums(i)); }
+        double sum = 0;
+        for (index_t i = t.rank(); i < leverages.extent(0); i += t.size()) { sum += double{leverage_of(leverages(i))}; }
+        sum = t.sum(sum);
+        if (t.rank() == 0) { *total = sum; }
     }
 };
 
@@ -144,7 +143,7 @@ struct weigh_surroundings
     static constexpr index_t piece    = 1024;
     static constexpr index_t reach    = 8;
 
-    in_view<float, 1, B> leverages;
+    in_view<leverage_sum, 1, B> leverages;
     double const* mass; // sum of the leverages of `tokens`, these and perhaps others
     index_t tokens;
     double power;
@@ -166,7 +165,7 @@ struct weigh_surroundings
             index_t const first = i < reach ? 0 : i - reach;
             index_t const last  = n - i <= reach ? n : i + reach + 1;
             double sum          = 0;
-            for (index_t j = first; j < last; ++j) { sum += double{leverages(j)}; }
+            for (index_t j = first; j < last; ++j) { sum += double{leverage_of(leverages(j))}; }
             double const surroundings = total == 0 ? 1.0 : sum / static_cast<double>(last - first) * unit;
             double const factor       = surroundings < 1 ? 1.0 : pow(surroundings, power);
             factors[i]                = factor > largest ? largest : factor; // a NaN stays
@@ -236,12 +235,10 @@ void balance(B const& on, out_view<float, 4, B> losses, balance_options<B> const
     double* factors = nullptr;
     if (options.leverage_power > 0)
     {
-        auto const leverages = scratch_view<float>(on, frame, N);
-        row_totals<B> const total{frame, {nullptr, 1, 1}, {leverages.data_handle(), {1, 1, N}, {0, 0, 1}}};
-        factors = frame.template take<double>(N);
-        run(on, widen_leverages<B>{*options.leverages, leverages.data_handle()});
-        total.find(on);
-        run(on, weigh_surroundings<B>{as_input(leverages), total.totals, N, double{options.leverage_power},
+        factors             = frame.template take<double>(N);
+        double* const total = frame.template take<double>(1);
+        run(on, total_leverages<B>{*options.leverages, total}, 1);
+        run(on, weigh_surroundings<B>{*options.leverages, total, N, double{options.leverage_power},
                     largest_factor(count, options.depth), factors});
     }
     run(on, weigh_losses<B>{

@@ -98,10 +98,9 @@ struct refit_rows
     in_view<index_t, 1, B> counts;         // [H]  tokens of each head; or empty: all
     in_view<T, 3, B> own_keys, own_values; // [H, m, D], [H, m, Dv]  of the text's last m tokens, in order
     in_view<T, 3, B> packed;               // [H, N, Dv]  values from which the cache was packed
-    index_t first, last;                   // tokens of these m that begin the first block and the last one
+    index_t first;                         // token of these m that begins the first block; the last one ends with the m
     in_view<std::int32_t, 2, B> positions; // [H, N]  rows of values by rung
     in_view<index_t, 2, B> begins;         // [H, rungs + 1]  where each rung's positions begin
-    index_t most;                          // rows of the packed cache's longest head at most
 };
 
 /// The body of refit, for checked operands.
@@ -113,7 +112,7 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     cache_layout const& layout = cache.layout;
     refit_part const& part     = options.rows;
     index_t const H            = layout.heads;
-    index_t const most         = of.most;
+    index_t const most         = of.keys.extent(1) + options.stand_ins;
     auto const [D, Dv]         = layout.dims;
     index_t const query_heads  = of.queries.extent(0);
     index_t const group        = query_heads / H;
@@ -145,7 +144,9 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     auto const mended   = scratch_view<float>(on, frame, H, of_block, Dv);
     auto const factors  = scratch_view<float>(on, frame, H);
     float const factor  = scale_in_base_two(options.scale, D);
-    auto const begin_of = [&](index_t b) { return b == blocks - 1 ? of.last : of.first + b * part.apart; };
+    auto const begin_of = [&](index_t b) {
+        return b == blocks - 1 ? of.own_keys.extent(1) - part.span : of.first + b * part.apart;
+    };
     for (index_t b = 0; b < blocks; ++b)
     {
         auto const here = slice<1>(of.queries, b * each, each);
@@ -166,17 +167,17 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     run(on, count_fitted<B>{of.begins, kept, static_cast<index_t>(layout.full_rung), fitted}, H);
     using rows = in_view<float, 3, B>;
     // Weights of rows for the keys from number `from` on, which their states take in.
-    auto const weigh = [&](rows const& of, in_view<T, 3, B> const& k, index_t from,
+    auto const weigh = [&](rows const& by, in_view<T, 3, B> const& k, index_t from,
                            in_view<index_t, 1, B> const& counts, index_t step, row_states<B> const& states) {
-        auto const here = slice<2>(slice<1>(weights, 0, of.extent(1)), 0, k.extent(1));
-        multiply<B, T, float>(on, {of}, {k}, {here}, {counts, from});
+        auto const here = slice<2>(slice<1>(weights, 0, by.extent(1)), 0, k.extent(1));
+        multiply<B, T, float>(on, {by}, {k}, {here}, {counts, from});
         run(on, soften_rows<B>{here, states, counts, from, each, step});
         return as_input(here);
     };
-    auto const attend_more = [&](rows const& of, in_view<T, 3, B> const& k, in_view<T, 3, B> const& v,
+    auto const attend_more = [&](rows const& by, in_view<T, 3, B> const& k, in_view<T, 3, B> const& v,
                                  in_view<index_t, 1, B> const& counts, index_t step, row_states<B> const& states) {
         for_pieces(k.extent(1), [&](index_t at, index_t count) {
-            rows const here = weigh(of, slice<1>(k, at, count), at, counts, step, states);
+            rows const here = weigh(by, slice<1>(k, at, count), at, counts, step, states);
             multiply<B, T, float>(on, {here}, {slice<1>(v, at, count), true},
                 {.to = states.outputs, .add = true, .factors = as_input(states.factors)}, {counts, at, true});
         });
@@ -296,8 +297,8 @@ void refit(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_view
     auto const first     = scratch_view<index_t>(on, frame, H, static_cast<index_t>(layout.rungs) + 1);
     run(on, sort_slots<B>{rungs, positions, first}, H);
     refit_values(on,
-        refit_rows<B, T, U>{queries, keys, values, {}, keys, values, slice<1>(values, 0, N), options.first, last,
-            as_input(positions), as_input(first), all + options.stand_ins},
+        refit_rows<B, T, U>{queries, keys, values, {}, keys, values, slice<1>(values, 0, N), options.first,
+            as_input(positions), as_input(first)},
         cache, options, changed);
 }
 

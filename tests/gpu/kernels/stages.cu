@@ -45,7 +45,7 @@ namespace MDKV_NAMESPACE::gpu::kernels
 BACKEND_FIRST(advance_rows)
 JOB(sum_pieces<backend>)
 JOB(add_totals<backend>)
-JOB(widen_leverages<backend>)
+JOB(total_leverages<backend>)
 JOB(weigh_surroundings<backend>)
 JOB(weigh_losses<backend>)
 JOB(whiten<backend>)

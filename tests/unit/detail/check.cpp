@@ -129,8 +129,7 @@ TEST_CASE("every option that is a real number is finite and in its range, or ref
                 view.layout.scale = v;
                 x.attend(on, view);
             }},
-        {"recompress", "scale", [&](host const& on, float v) { x.recompress(on, {.scale = v}); }, -1,
-            1 / std::sqrt(8.0F)},
+        {"recompress", "early_weight", [&](host const& on, float v) { x.recompress(on, {.early_weight = v}); }},
         {"recompress", "uniform_queries", [&](host const& on, float v) { x.recompress(on, {.uniform_queries = v}); }},
         {"stand_in", "scale", [&](host const& on, float v) { x.stand_in(on, {.scale = v}); }},
         {"join", "weight", [&](host const& on, float v) { join(on, x.loss.in(), x.other.in(), v, x.loss.out()); }},

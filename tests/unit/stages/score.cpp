@@ -939,9 +939,8 @@ TEST_CASE("score refuses weights of queries that are negative or not finite")
             static_cast<void>(scored(x, paper_ratios, {.early_weight = bad}));
         }).starts_with("score: early_weight is "));
     }
-    CHECK(error_text<invalid_argument>([&] {
-        static_cast<void>(scored(x, paper_ratios, {.question = -1}));
-    }) == "score: question is -1; it must not be negative");
+    CHECK(error_text<invalid_argument>([&] { static_cast<void>(scored(x, paper_ratios, {.question = -1})); })
+          == "score: question is -1; it must not be negative");
 }
 
 TEST_CASE("score refuses more queries than tokens unless they say where they start, and a start before the first token")
