@@ -83,8 +83,8 @@ struct preset
     /// condition, unless everything fits. 0: never.
     index_t window_part = 0;
 
-    /// How `refit` changes the values of kept tokens. Unset: values stay, as they do in a `reader`, without `replayed`, in prompts
-    /// of fewer than `apart` + `span` tokens, and if `pack` is given fewer than `span` last queries.
+    /// How `refit` changes the values of kept tokens. Unset: values stay, as they do without `replayed`, in prompts of fewer than
+    /// `apart` + `span` tokens, if `pack` is given fewer than `span` last queries, and in a `reader`'s chunks below `span` tokens.
     std::optional<refit_part> refitted = std::nullopt;
 
     /// The model's factor of q.k in all stages; 0 means 1/sqrt(D). For a model with another factor: `preset p = presets::best;

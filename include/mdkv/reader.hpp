@@ -65,7 +65,7 @@ struct reader_work; // state and stages of a reader: pipeline/reading.hpp
 ///     r.finish(on);                                                      // caches as `prompt::pack` leaves them
 ///
 /// A token's losses are found while its chunk is read, by the chunk's own queries (`replay`), and stay beside it. Tokens keep
-/// their rung or take one of fewer bytes, from the stored values (docs/long-prompts.md). A prompt that fits stays uncompressed.
+/// their rung or take one of fewer bytes, by their stored values, then refitted ones. A prompt that fits stays uncompressed.
 ///
 /// Caches and losses lie in memory of the caches' resource, the rest of the state in the constructor's workspace; every call
 /// takes scratch from its own.
@@ -85,7 +85,7 @@ public:
     /// \param options  limit, chunk, slack
     /// \param caches   [L]  owners, which outlive the reader and are its own until `finish`. They become empty caches, out of
     ///                 the same memory resource, with room for a chunk
-    /// \cost   state: L*H*R*chunk floats, sinks, the last queries of each layer, and if the preset weighs leverages L*H*D*D doubles
+    /// \cost   state: L*H*R*chunk floats, sinks, last queries and those to refit by, and L*H*D*D doubles if leverages weigh
     /// \sync   returns when done (cpu); enqueued on the stream (gpu)
     /// \throws invalid_argument        a size or a member of the preset is out of its range, the preset does not replay or
     ///                                 cannot drop, there are not L caches, or the limit is below windows and channels
@@ -162,7 +162,7 @@ public:
     /// present one, and packs them. Does nothing without tokens.
     ///
     /// \param on   backend: threads, scratch
-    /// \cost   allocate over all stored tokens; reads and packs each layer; allocates its new arena beside the old one
+    /// \cost   allocate over all stored tokens; reads each layer, packs it, twice if it refits; its new arena beside the old one
     /// \sync   returns when done, on a GPU too: it waits for the device four times, and some times for each layer
     /// \order  bitwise reproducible for equal inputs, for any number of threads
     /// \throws invalid_argument        layers have different numbers of tokens
