@@ -284,16 +284,16 @@ private:
         index_t const most  = most_rows(by_slot.cache);
         if (whole < 2 || refitting.extent(1) == 0) { return false; }
         workspace::frame fitting{on.scratch};
-        auto const counts      = scratch_view<index_t>(on, fitting, H);
+        auto const held        = scratch_view<index_t>(on, fitting, H); // rows of each head
         auto const old_keys    = scratch_view<T>(on, fitting, H, most, D);
         auto const old_values  = scratch_view<T>(on, fitting, H, most, Dv);
         auto const tail_keys   = scratch_view<T>(on, fitting, H, *by_slot.cache.appended, D);
         auto const tail_values = scratch_view<T>(on, fitting, H, *by_slot.cache.appended, Dv);
-        unpack_rows(on, cache_slots.cache, old_keys, old_values, counts);
+        unpack_rows(on, cache_slots.cache, old_keys, old_values, held);
         read_tail(on, cache_slots.cache, tail_keys, tail_values);
         refit_values(on,
             refit_rows<B, T, U>{slice<1>(refitting, 0, rows), as_input(old_keys), as_input(old_values),
-                as_input(counts), slice<1>(tail_keys, 0, n), slice<1>(tail_values, 0, n), as_input(values), 0,
+                as_input(held), slice<1>(tail_keys, 0, n), slice<1>(tail_values, 0, n), as_input(values), 0,
                 as_input(listed), as_input(first)},
             made, refitted, values);
         run(on, fill<std::uint8_t>{carried.data_handle(), 0, H * M}); // no stored bytes are copied
