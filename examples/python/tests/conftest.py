@@ -1,10 +1,135 @@
-"""--device cuda: models and tensors of test_transformers.py and test_device.py lie on torch's CUDA device."""
+"""Where the tests' layers lie, pytest's --device: on the CPU; `cuda`: on torch's device; `executor`, in a build with the executor of
+PTX (MDKV_PYTHON_EXECUTOR): in the host's memory, whose tensors say that they are CUDA's, with a stand-in for streams and memory."""
+import ctypes
+import functools
 import os
+import types
+
+import numpy as np
+import pytest
+
+#: the cases that run on the CPU alone, by their reason
+CPU_ALONE = {}
 
 
 def pytest_addoption(parser):
-    parser.addoption("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.addoption("--device", default="cpu", choices=("cpu", "cuda", "executor"))
 
 
 def pytest_configure(config):
-    os.environ["MDKV_TEST_DEVICE"] = config.getoption("--device")
+    os.environ["MDKV_TEST_DEVICE"] = config.getoption("--device").replace("executor", "cpu")  # torch's name
+    os.environ["MDKV_PTX_HOST_MEMORY"] = "1"
+
+
+def pytest_collection_modifyitems(config, items):
+    reasons = {case: reason for reason, cases in CPU_ALONE.items() for case in cases.split()}
+    for item in items if config.getoption("--device") != "cpu" else ():
+        if item.originalname in reasons:
+            item.add_marker(pytest.mark.skip(reason="on the CPU alone: " + reasons[item.originalname]))
+
+
+class HostSource:
+    """Streams and memory for the executor, in the place of device.TorchSource."""
+
+    number = 0
+
+    def __init__(self, _=None):
+        self.calls, self.allocated, self.blocks, self.refuses, self.handle = 0, 0, {}, None, 0
+        self.made.append(self)
+
+    made = []
+
+    def stream(self):
+        self.calls += 1
+        return self.handle
+
+    def allocate(self, size):
+        if self.refuses:
+            raise self.refuses
+        block = np.full(size + 256, 255, np.uint8)  # NaNs
+        address = -(-block.ctypes.data // 256) * 256
+        self.blocks[address], self.allocated = block, self.allocated + 1
+        return address
+
+    def release(self, address):
+        self.blocks.pop(address).fill(255)
+
+
+def as_cuda(export):
+    """torch's Tensor.__dlpack__ whose capsules say that the tensor is on a CUDA device."""
+    def exported(self, **options):
+        options.pop("stream", None)
+        capsule, api = export(self, **options), ctypes.pythonapi
+        api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
+        api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        name = api.PyCapsule_GetName(capsule)
+        tensor = api.PyCapsule_GetPointer(capsule, name) + (32 if name == b"dltensor_versioned" else 0)
+        ctypes.c_int32.from_address(tensor + 8).value = 2  # DLTensor: data, then the device's type
+        return capsule
+    return exported
+
+
+@pytest.fixture(autouse=True)
+def place(request, monkeypatch):
+    """The device under test: `name`; `to`, torch's name; `on()` makes a backend, None on the CPU; `only_host()` is a scope without
+    it. No kernel may read or write what it should not."""
+    name = request.config.getoption("--device")
+    if name == "cpu":
+        yield types.SimpleNamespace(name=name, to="cpu", on=lambda: None)
+        return
+    import torch
+    import mdkv
+    from mdkv import device
+    to, faults = os.environ["MDKV_TEST_DEVICE"], lambda: 0
+    plain = types.SimpleNamespace(export=torch.Tensor.__dlpack__)
+
+    def patch(on):
+        on.setattr(torch.Tensor, "__dlpack__", as_cuda(plain.export))
+        on.setitem(device.SOURCES, "cpu", HostSource)
+
+    if name == "executor":
+        HostSource.made.clear()
+        patch(monkeypatch)
+        faults = ctypes.CDLL(mdkv._module.__file__)["_ZN3ptx6faultsEv"]
+        faults.restype = ctypes.c_uint64
+    before = faults()
+    on = lambda: mdkv.CudaBackend(source=device.SOURCES[to](torch.device(to)))
+    if request.module.__name__ in ("test_mdkv", "test_reader", "test_storing"):
+        arrays_on(monkeypatch, mdkv, on(), to)
+    yield types.SimpleNamespace(name=name, to=to, on=on, plain=plain.export)
+    assert faults() == before
+
+
+def arrays_on(monkeypatch, mdkv, on, to):
+    """Gives the module's calls NumPy's arrays as tensors of the device, and its backend in the place of the CPU's."""
+    import torch
+
+    def moved(value):
+        if isinstance(value, mdkv.Backend):
+            return on
+        if not isinstance(value, np.ndarray) or str(value.dtype) not in ("float16", "float32", "float64", "int32", "int64"):
+            return value
+        return torch.from_numpy(value if value.flags.writeable and min(value.strides, default=0) >= 0 else value.copy()).to(to)
+
+    def call(function, *given, **options):
+        pairs = [(one, moved(one)) for one in (*given, *options.values())]
+        found = function(*(new for _, new in pairs[: len(given)]), **dict(zip(options, (new for _, new in pairs[len(given) :]))))
+        for old, new in pairs if to != "cpu" else ():
+            if isinstance(new, torch.Tensor) and old.flags.writeable:
+                old[...] = new.cpu().numpy()
+        return found
+
+    def method(plain):
+        return lambda self, *given, **options: (plain if getattr(self, "device", "cuda") == "cpu" else functools.partial(call, plain))(
+            self, *given, **options)
+
+    for kind, names in ((mdkv.Layer, "append attend recompress unpack"), (mdkv.Reader, "attend"),
+                        (mdkv.Prompt, "read_chunk take_losses finish_layer allocate pack")):
+        for name in names.split():
+            monkeypatch.setattr(kind, name, method(getattr(kind, name)))
+    for name in ("Prompt", "Reader", "compress"):
+        plain = getattr(mdkv, name)
+        monkeypatch.setattr(mdkv, name, lambda *given, plain=plain, backend=None, **options: call(
+            plain, *given, backend=on if backend is None else backend, **options))
+    layer = mdkv.Stored.layer
+    monkeypatch.setattr(mdkv.Stored, "layer", lambda *given, **options: layer(*given, **options).to(on))

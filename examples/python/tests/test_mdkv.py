@@ -155,6 +155,26 @@ def test_prompt_of_several_layers_shares_one_budget(random):
     assert sum(chosen["tokens"].values()) == 3 * H * N
 
 
+@pytest.mark.parametrize("name", ["best", "by_window"])
+def test_sink_logits_of_compress(random, name):
+    queries, keys, values = prompt_rows(random)
+    sinks, preset = random.normal(2, 3, H * G).astype(np.float32), mdkv.preset(name)
+    layer, _ = mdkv.compress(queries, keys, values, 0.25, name, rope=mdkv.Rope(), sink_logits=sinks)
+    prompt = mdkv.Prompt(preset, layers=1, heads=H, group=G, key_dim=D, tokens=N, dtype="float32", rope=mdkv.Rope())
+    last = queries[:, N - preset.queries :], keys, values
+    lse = np.logaddexp(mdkv.log_sum_exps(*last[:2]), sinks[:, None])
+    if preset.replayed:
+        prompt.read_chunk(0, 0, queries, keys, values, sink_logits=sinks)
+    prompt.finish_layer(0, *last, lse, sink_logits=sinks)
+    prompt.allocate(0.25)
+    assert np.array_equal(mdkv.write([layer]), mdkv.write([prompt.pack(0, *last, lse)[0]]))
+    plain, none = (mdkv.write([mdkv.compress(queries, keys, values, 0.25, name, rope=mdkv.Rope(), sink_logits=one)[0]])
+                   for one in (None, np.full(H * G, -np.inf, np.float32)))
+    assert np.array_equal(plain, none) and not np.array_equal(plain, mdkv.write([layer]))
+    with pytest.raises(ValueError, match=r"sink_logits have the shape \[1\]; they must be \[H\*G\], \[6\]"):
+        mdkv.compress(queries, keys, values, 0.25, name, rope=mdkv.Rope(), sink_logits=sinks[:1])
+
+
 def test_log_sum_exps(random):
     queries, keys, values = prompt_rows(random)
     want = attention(queries[:, -7:], keys, values)[1]
@@ -512,25 +532,6 @@ def test_processors_that_tell_nothing(lines):
         assert "holds no module for this processor; it lacks abm, avx2, bmi1, bmi2, f16c, fma, movbe." in ran.stderr
     else:
         assert ran.returncode == 0 and ran.stdout.strip() == (mdkv.compiled_for if own else "x86-64-v3"), ran.stderr
-
-
-def test_cuda_tensors_as_on_the_cpu(random):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    if mdkv.CudaBackend is None or not torch.cuda.is_available():
-        pytest.skip("the package was built without CUDA, or no GPU answers")
-    on = mdkv.CudaBackend(torch.cuda.current_stream().cuda_stream)
-    rows = [torch.tensor(x) for x in prompt_rows(random, np.float16)]
-    for name, share in [("best", 0.25), ("by_window", 0.1), ("any_question", 0.5)]:
-        preset = mdkv.preset(name).replace(stand_ins=0)
-        outputs, rungs = [], []
-        for backend, device in [(None, "cpu"), (on, "cuda")]:
-            queries, keys, values = (x.to(device) for x in rows)
-            layer, _ = mdkv.compress(queries, keys, values, share, preset, rope=mdkv.Rope(), backend=backend)
-            layer.append(keys[:, :3], values[:, :3])
-            outputs.append(torch.empty(H * G, 3, D, dtype=torch.float16, device=device))
-            layer.attend(queries[:, :3], outputs[-1])
-            rungs.append(layer.rungs)
-        assert off(outputs[1].cpu().double().numpy(), outputs[0].double().numpy()) < 0.05, (name, rungs)
 
 
 def test_both_modules_agree(random):

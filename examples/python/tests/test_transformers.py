@@ -2,11 +2,13 @@
 MDKV_REFERENCE_MODEL and MDKV_SECOND_MODEL name GGUF files."""
 import contextlib
 import copy
+import gc
 import os
 import pathlib
 import pickle
 import sys
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -731,6 +733,12 @@ def test_the_measurement_changes_nothing():
     caches = [mdkv.transformers.Cache(model.config, 0.4, prompt_tokens=90, rope=rope) for rope in (None, mdkv.Rope(base=1e4))]
     found = [logits(model, cache, ids, calls) for cache in caches]
     assert caches[0].compressed[0].rope["base"] == 1e4 and torch.equal(*found)
+    cache = mdkv.transformers.Cache(model.config, 0.4)
+    logits(model, cache, ids, (90, 1))
+    kept = weakref.ref(cache)
+    del cache
+    gc.collect()
+    assert kept() is None
 
 
 # Real models.

@@ -83,9 +83,9 @@ class Backends:
         return mdkv.log_sum_exps(queries, keys, scale, on) if on is self._host else log_sum_exps(queries, keys, scale)
 
 
-def log_sum_exps(queries, keys, scale):
+def log_sum_exps(queries, keys, scale, sink_logits=None):
     """The log-sum-exps [H*G, Q], float32, of the last Q of N tokens' queries [H*G, Q, D] over the keys [H, N, D] that each one sees,
-    by torch."""
+    and over sink logits [H*G], by torch."""
     heads, (tokens, dim), count = keys.shape[0], keys.shape[1:], queries.shape[1]
     later = torch.ones(count, count, dtype=torch.bool, device=keys.device).triu(1)
     found = []
@@ -93,7 +93,7 @@ def log_sum_exps(queries, keys, scale):
         logits = (scale or dim ** -0.5) * (own @ head.T)
         logits[..., tokens - count:].masked_fill_(later, -torch.inf)
         found.append(logits.logsumexp(-1))
-    return torch.cat(found)
+    return torch.cat(found) if sink_logits is None else torch.logaddexp(torch.cat(found), sink_logits[:, None])
 
 
 def current(device):

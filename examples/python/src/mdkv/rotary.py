@@ -121,8 +121,9 @@ def _running(module):
     `forward` is running, this one first and the whole model last."""
     frame, modules, arguments = sys._getframe(1), [], None
     while frame is not None:
-        names, _, more, values = inspect.getargvalues(frame)
-        if frame.f_code.co_name == "forward" and names and isinstance(values.get(names[0]), torch.nn.Module):
+        # before Python 3.13 a frame keeps the locals that it was asked for: a caller's, its cache, too
+        names, _, more, values = inspect.getargvalues(frame) if frame.f_code.co_name == "forward" else (None,) * 4
+        if names and isinstance(values.get(names[0]), torch.nn.Module):
             if arguments is None and values[names[0]] is module:
                 arguments = {**{name: values[name] for name in names[1:] if name in values}, **(values[more] if more else {})}
             modules.append(values[names[0]])
