@@ -135,7 +135,7 @@ if [[ -n $nvcc && -n $stable ]]; then
     rm -rf "$work/src-$toolkit"
     cp -r "$work/src" "$work/src-$toolkit"
     sed -i "s/^name = \"mdkv\"/name = \"mdkv-$toolkit\"/" "$work/src-$toolkit/pyproject.toml"
-    CUDACXX=$nvcc CXX=g++ CXXFLAGS=$relative CUDAFLAGS="-Xcompiler=$relative" \
+    CUDACXX=$nvcc CXX=g++ CXXFLAGS=$relative CUDAFLAGS="-Xcompiler=$relative ${CUDAFLAGS:-}" \
         LDFLAGS="-s -static-libstdc++ -static-libgcc -Wl,--version-script=$work/exported" \
         build_wheel "$toolkit" "$stable" "$work/src-$toolkit" auto MDKV_PYTHON_CUDA=ON \
         MDKV_PYTHON_INSTRUCTIONS=x86-64-v3 'CMAKE_CUDA_ARCHITECTURES=80-real;90'

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 #: the cases that run on the CPU alone, by their reason
-CPU_ALONE = {}
+CPU_ALONE = {
+    "asks the CPU's backend for its scratch memory": "test_scratch_is_given_back_at_a_prompts_end",
+}
 
 
 def pytest_addoption(parser):
@@ -18,7 +20,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     os.environ["MDKV_TEST_DEVICE"] = config.getoption("--device").replace("executor", "cpu")  # torch's name
-    os.environ["MDKV_PTX_HOST_MEMORY"] = "1"
+    if config.getoption("--device") == "executor":  # which is slow
+        os.environ |= {"MDKV_PTX_HOST_MEMORY": "1", "MDKV_TEST_SMALL": "1"}
 
 
 def pytest_collection_modifyitems(config, items):
@@ -26,6 +29,11 @@ def pytest_collection_modifyitems(config, items):
     for item in items if config.getoption("--device") != "cpu" else ():
         if item.originalname in reasons:
             item.add_marker(pytest.mark.skip(reason="on the CPU alone: " + reasons[item.originalname]))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.getoption("--device") == "executor":
+        terminalreporter.write_line(f"{getattr(config, 'worked', 0)} of the cases had work for the device")
 
 
 class HostSource:
@@ -97,6 +105,7 @@ def place(request, monkeypatch):
     if request.module.__name__ in ("test_mdkv", "test_reader", "test_storing"):
         arrays_on(monkeypatch, mdkv, on(), to)
     yield types.SimpleNamespace(name=name, to=to, on=on, plain=plain.export)
+    request.config.worked = getattr(request.config, "worked", 0) + any(one.calls for one in HostSource.made)
     assert faults() == before
 
 

@@ -165,13 +165,6 @@ def test_one_message_for_a_build_without_cuda(monkeypatch):
     assert set(mdkv.build()) == {"version", "instructions", "cuda"}
 
 
-def test_log_sum_exps_of_torch(random):
-    queries, keys, _ = rows(random)
-    expected = mdkv.log_sum_exps(queries[:, -9:], keys)
-    found = device.log_sum_exps(torch.tensor(queries[:, -9:]), torch.tensor(keys), 0)
-    assert off(found.numpy(), expected) < 1e-6
-
-
 def test_another_stream_waits_for_the_one_before(monkeypatch):
     """TorchSource with stand-ins for torch's own calls."""
     done, streams = [], {}

@@ -141,10 +141,10 @@ def test_plain_tensors_and_their_places(random):
             np.put_along_axis(there, places[..., None].astype(int), found[:, :N], axis=1)
             assert np.array_equal(there[:, window], full[:, window]) and 0 < off(there, full.astype(float)) < 0.1
     for call, message in (
-            (lambda: layer.unpack(rows[0, :, :9], rows[1, :, :9]), "S = 9; a head has 600 rows"),
+            (lambda: layer.unpack(rows[0, :, :9], rows[1, :, :9]), f"S = 9; a head has {N} rows"),
             (lambda: mdkv.write([layer], tokens=N, positions=[]), "positions are of 0 layers, not of the 1"),
             (lambda: mdkv.write([layer], tokens=N, positions=[places[:, 1:].copy()]), r"positions \[H, S\] are"),
-            (lambda: mdkv.write([layer], tokens=9), "layer 0: a head holds 600 tokens; place.tokens allows 9"),
+            (lambda: mdkv.write([layer], tokens=9), f"layer 0: a head holds {N} tokens; place.tokens allows 9"),
             (lambda: mdkv.write([layer], tokens=N, positions=[places + 1]), "a position of head 0 lies outside")):
         with pytest.raises(ValueError, match=message):
             call()

@@ -26,6 +26,7 @@ import gguf_folder
 
 SEED = 7
 DEVICE = os.environ.get("MDKV_TEST_DEVICE", "cpu")  # pytest --device
+PART = 4 if "MDKV_TEST_SMALL" in os.environ else 1  # the executor has so small a part of long texts
 SIZES = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
              head_dim=16, vocab_size=97, max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=96)
 MODELS = {
@@ -57,7 +58,7 @@ def small(kind, dtype=torch.float32, **changes):
 
 
 def text(length, batch=1):
-    return torch.randint(2, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(SEED)).to(DEVICE)
+    return torch.randint(2, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(SEED), device="cpu").to(DEVICE)
 
 
 @torch.no_grad()
@@ -187,18 +188,19 @@ def test_generate_gives_the_same_tokens():
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize("preset", ["best", "by_window"])
 def test_a_prompt_in_chunks_is_the_prompt_at_once(kind, preset):
-    model, ids = small(kind), text(640)
-    found = []
-    for calls in ((600, 1, 8), (300, 290, 10, 1, 8)):
-        cache = mdkv.transformers.Cache(model.config, budget=0.3, preset=preset, prompt_tokens=600)
+    model, prompt = small(kind), 600 // PART
+    ids, found = text(prompt + 40), []
+    for calls in ((prompt, 1, 8), (prompt // 2, prompt // 2 - 10, 10, 1, 8)):
+        cache = mdkv.transformers.Cache(model.config, budget=0.3, preset=preset, prompt_tokens=prompt)
         found.append(logits(model, cache, ids, calls)[:, -9:])
         assert all(layer.packed and layer.held is None for layer in cache.compressed)
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
-    options = dict(attention_mask=torch.ones_like(ids[:, :600]), max_new_tokens=5, do_sample=False, prefill_chunk_size=256)
-    cache = mdkv.transformers.Cache(model.config, 1.0, preset, prompt_tokens=600)
-    assert torch.equal(model.generate(ids[:, :600], **{CACHE_ARGUMENT: cache}, **options),
-                       model.generate(ids[:, :600], **{CACHE_ARGUMENT: plain(model)}, **options))
-    assert cache.compressed[0].packed[0].compressed_tokens == 600
+    ids = ids[:, :prompt]
+    options = dict(attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False, prefill_chunk_size=256 // PART)
+    cache = mdkv.transformers.Cache(model.config, 1.0, preset, prompt_tokens=prompt)
+    assert torch.equal(model.generate(ids, **{CACHE_ARGUMENT: cache}, **options),
+                       model.generate(ids, **{CACHE_ARGUMENT: plain(model)}, **options))
+    assert cache.compressed[0].packed[0].compressed_tokens == prompt
 
 
 def test_tokens_after_the_prompt_in_its_last_call():
@@ -407,6 +409,18 @@ def test_other_caches_and_no_cache_still_work():
         assert model.config._attn_implementation == "mdkv"
         torch.testing.assert_close(model(ids).logits, expected)
         torch.testing.assert_close(model(ids, use_cache=False).logits, expected)
+
+
+@pytest.mark.parametrize("options", [dict(preset="by_window", tail=4), dict(), dict(while_reading=True)], ids=str)
+def test_torchs_default_device_may_be_another_one(options):
+    model, ids = small("llama"), text(60, batch=2)
+    found = []
+    for place in (DEVICE, "meta"):
+        with torch.device(place):
+            cache = mdkv.transformers.Cache(model.config, 0.5, **options)
+            found.append(logits(model, cache, ids, (50, *[1] * 6)))
+            cache.batch_repeat_interleave(2)
+    assert torch.equal(*found)
 
 
 def test_rungs_of_every_token():

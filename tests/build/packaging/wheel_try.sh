@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The wheels that cmake/packaging/wheel.sh made, as users install them: `pip install FILE` in Debian roots with Python and no
 # compiler, and in fresh environments of this machine's Pythons; then the lines of "A layer" in the package's README, on this
-# processor, on one that tells of no AVX-512, and on one that tells of no AVX2, where the import must say what is missing.
+# processor, on one that tells of no AVX-512, and on one that tells of no AVX2, where the import must say what is missing. The wheel
+# with CUDA is tried where there is no GPU: those lines, and what a device that is asked for says.
 #
 #   bash tests/build/packaging/wheel_try.sh FOLDER OUT [PYTHON]...     OUT: the wheels' folder; PYTHON: interpreters of this machine
 #
@@ -43,11 +44,21 @@ E2
 printf 'flags\t\t: fpu %s\n' "avx2 fma bmi1 bmi2 f16c movbe abm" >"$folder/cpuinfo.v3"
 printf 'flags\t\t: fpu sse4_2\n' >"$folder/cpuinfo.v2"
 
-# wheel_for VERSION: prints the wheel for a version of Python
+cat >"$folder/no_gpu.py" <<'E2'
+import mdkv
+assert mdkv.build()["cuda"] == "80,90", mdkv.build()
+try:
+    mdkv.Prompt(mdkv.presets.by_window, layers=1, heads=1, key_dim=64, tokens=9, dtype="float16", backend=mdkv.CudaBackend())
+except RuntimeError as error:
+    raise SystemExit(0 if "CudaBackend" in str(error) and "driver" in str(error) else str(error))
+raise SystemExit("there is a prompt on a GPU")
+E2
+
+# wheel_for VERSION [PACKAGE]: prints the wheel for a version of Python
 wheel_for() {
     local tag=cp${1/./}-cp${1/./}
     ((${1#3.} < 12)) || tag='cp3*-abi3'
-    compgen -G "$out/mdkv-*-$tag-*.whl"
+    compgen -G "$out/${2:-mdkv}-*-$tag-*.whl"
 }
 
 # try_wheel NAME ROOT PYTHON FOLDER: FOLDER is this script's own one as the root sees it
@@ -67,6 +78,13 @@ try_wheel() {
     try "$name: README's lines" inside "$root" "" "$seen/venv/bin/python" "$seen/lines.py"
     try "$name: README's lines without AVX-512" inside "$root" "$folder/cpuinfo.v3" env EXPECTED=x86-64-v3 "$seen/venv/bin/python" "$seen/lines.py"
     try "$name: the message without AVX2" inside "$root" "$folder/cpuinfo.v2" "$seen/venv/bin/python" "$seen/older.py"
+    wheel=$(wheel_for "$version" 'mdkv_cu*') || return 0
+    name=${name%, *}, $(basename "$wheel")
+    cp "$wheel" "${root%/}$seen/"
+    inside "$root" "" "$python" -m venv --clear "$seen/venv"
+    try "$name: pip install" inside "$root" "" "$seen/venv/bin/python" -m pip install -q --only-binary=:all: "$seen/$(basename "$wheel")"
+    try "$name: README's lines" inside "$root" "" env EXPECTED=x86-64-v3 "$seen/venv/bin/python" "$seen/lines.py"
+    try "$name: the message without a GPU" inside "$root" "" "$seen/venv/bin/python" "$seen/no_gpu.py"
 }
 
 for suite in "${suites[@]}"; do

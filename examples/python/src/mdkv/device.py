@@ -78,9 +78,11 @@ class Backends:
         return [one if one.device == "cpu" and to is self._host else one.to(to) for one in layers]
 
     def log_sum_exps(self, queries, keys, scale):
-        """See mdkv.log_sum_exps; of a device a tensor there, which nothing waits for."""
+        """A tensor where queries are, see mdkv.log_sum_exps; nothing waits for a device's."""
         on = self[queries.device]
-        return mdkv.log_sum_exps(queries, keys, scale, on) if on is self._host else log_sum_exps(queries, keys, scale)
+        if on is not self._host:
+            return log_sum_exps(queries, keys, scale)
+        return torch.from_numpy(mdkv.log_sum_exps(queries, keys, scale, on))
 
 
 def log_sum_exps(queries, keys, scale, sink_logits=None):
