@@ -11,6 +11,7 @@ import pytest
 #: the cases that run on the CPU alone, by their reason
 CPU_ALONE = {
     "asks the CPU's backend for its scratch memory": "test_scratch_is_given_back_at_a_prompts_end",
+    "shows the module's own classes": "test_help_lists_what_the_package_has",
 }
 
 

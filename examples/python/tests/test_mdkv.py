@@ -343,7 +343,7 @@ def test_losses_of_ones_own_serve_every_preset_without_projected_rungs(random):
 
 
 @pytest.mark.parametrize("call,message", [
-    (lambda r: mdkv.compress(*r, 0.0001), "a budget of 10 bytes a layer cannot hold the window"),
+    (lambda r: mdkv.compress(*r, 0.0001), "a budget of (10|5) bytes a layer cannot hold the window"),
     (lambda r: mdkv.compress(*r, 300), r"300.* is no share of the uncompressed bytes, from 0 to 1; bytes are Budget\.bytes"),
     (lambda r: mdkv.compress(*r, mdkv.Budget.bytes(-1)), "-1 is negative"),
     (lambda r: mdkv.compress(r[0], r[1], r[2][:, :9], 0.5), "values must be .* its extent 1 is 9"),
@@ -375,7 +375,7 @@ def test_losses_of_ones_own_serve_every_preset_without_projected_rungs(random):
     (lambda r: mdkv.Rope(rotating=3), "rotating is 3; it must be even"),
     (lambda r: mdkv.Rope(rotating=-2), "rotating is -2; it must be even, and not negative"),
     (lambda r: mdkv.Backend(threads=0), "threads must be at least 1"),
-    (lambda r: mdkv.compress(*r, 0.5)[0].attend(r[0][:, :1], r[0][:, :1, :32].copy()), "output must be"),
+    (lambda r: mdkv.compress(*r, 0.5)[0].attend(r[0][:, :1], r[0][:, :1, : D // 2].copy()), "output must be"),
     (lambda r: mdkv.compress(*r, 0.5)[0].attend(r[0][:, :2], r[0][:, :2].copy()), "but 0 were appended"),
     (lambda r: mdkv.compress(*r, 0.5)[0].append(r[1][:, :2, :9], r[2][:, :2]), "keys"),
     (lambda r: mdkv.compress(*r, 0.5)[0].append(r[1][:, :2], r[2][:, :3]), "values"),

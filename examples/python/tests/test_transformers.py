@@ -154,11 +154,12 @@ def test_losses_of_ones_own(preset):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_types(dtype):
+@pytest.mark.parametrize("reading", [False, True])
+def test_half_types(dtype, reading):
     model, ids = small("qwen2", dtype), text(100)
-    calls = (90, 1, 5)
+    calls = (50, 40, 1, 5)
     expected = logits(model, plain(model), ids, calls)
-    cache = mdkv.transformers.Cache(model.config, budget=1.0)
+    cache = mdkv.transformers.Cache(model.config, budget=1.0, prompt_tokens=90, while_reading=reading)
     assert kl(expected, logits(model, cache, ids, calls)) < (1e-3 if dtype == torch.bfloat16 else 1e-5)
     assert cache.compressed[0].packed[0].dtype == str(dtype).removeprefix("torch.")
 
@@ -317,18 +318,18 @@ def test_tails_of_short_prompts_are_folded():
 @pytest.mark.parametrize("kind, lower", [("llama", torch.bfloat16), ("qwen3", torch.bfloat16), ("llama", torch.float16)])
 def test_autocast_is_that_of_dynamic_cache(kind, lower):
     model, ids = small(kind), text(80, batch=2)
-    calls = (60, 1, 5, 1)
-    with torch.autocast("cpu", dtype=lower):
+    calls = (40, 20, 1, 5, 1)
+    with torch.autocast(DEVICE, dtype=lower):
         expected = logits(model, plain(model), ids, calls)
-        for preset in ("best", "by_window"):
-            cache = mdkv.transformers.Cache(model.config, 1.0, preset)
+        for preset, reading in (("best", True), ("best", False), ("by_window", False)):
+            cache = mdkv.transformers.Cache(model.config, 1.0, preset, prompt_tokens=60, while_reading=reading)
             assert kl(expected, logits(model, cache, ids, calls)) < (1e-3 if lower == torch.bfloat16 else 1e-5)
             assert cache.compressed[0].packed[0].dtype == str(lower).removeprefix("torch.")
-    other = mdkv.transformers.Cache(model.config, 1.0)
+    other = mdkv.transformers.Cache(model.config, 1.0, prompt_tokens=60)
     logits(model, other, ids, calls)
     with torch.no_grad(), refused("in a cache of torch.*float16; .*autocast for all calls or for none"):
         model(ids[:, :1], **{CACHE_ARGUMENT: cache})
-    with torch.no_grad(), torch.autocast("cpu", dtype=lower), refused("in a cache of torch.float32; .*autocast"):
+    with torch.no_grad(), torch.autocast(DEVICE, dtype=lower), refused("in a cache of torch.float32; .*autocast"):
         model(ids[:, :1], **{CACHE_ARGUMENT: other})
 
 

@@ -34,16 +34,6 @@ def test_a_prompt_that_fits_is_that_of_dynamic_cache(kind, preset):
         assert all(layer.packed and layer.held is layer.given is None for layer in cache.compressed)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_types(dtype):
-    model, ids = small("qwen2", dtype), text(100)
-    calls = (50, 40, 1, 5)
-    expected = logits(model, plain(model), ids, calls)
-    cache = reading(model, 1.0, prompt_tokens=90)
-    assert kl(expected, logits(model, cache, ids, calls)) < (1e-3 if dtype == torch.bfloat16 else 1e-5)
-    assert cache.compressed[0].packed[0].dtype == str(dtype).removeprefix("torch.")
-
-
 @pytest.mark.parametrize("preset", ["best", "any_question"])
 def test_generate_in_chunks(preset):
     model, prompt, chunk = small("llama"), 600 // PART, 256 // PART
@@ -261,16 +251,6 @@ def test_short_prompts(kind):
                 logits(model, cache, ids, calls)
                 tokens = max(budget * length, min(cache.preset.window + 8, length))
                 assert cache.report()["arena_bytes"] <= tokens * token_bytes(cache)
-
-
-def test_autocast():
-    model, ids = small("llama"), text(80, batch=2)
-    calls = (40, 20, 1, 5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = logits(model, plain(model), ids, calls)
-        cache = reading(model, 1.0, prompt_tokens=60)
-        assert kl(expected, logits(model, cache, ids, calls)) < 1e-3
-    assert cache.compressed[0].packed[0].dtype == "bfloat16"
 
 
 @torch.no_grad()
