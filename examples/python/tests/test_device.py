@@ -52,7 +52,7 @@ def decoded(layer, queries, keys, values, to=None):
 @pytest.mark.parametrize("preset, share, source", [("by_window", 0.3, True), ("best", 0.5, True), ("by_window", 0.5, False)])
 def test_a_prompt_is_packed_attended_folded_and_appended_as_on_the_cpu(random, place, preset, share, source):
     prompt, new = rows(random), rows(random, 5)
-    there = [torch.tensor(one, device=place.to) for one in prompt]
+    there = [torch.tensor(one.repeat(2, axis=2), device=place.to)[:, :, ::2] for one in prompt]  # whose rows have gaps
     on = place.on() if source else mdkv.CudaBackend(0 if place.to == "cpu" else torch.cuda.current_stream().cuda_stream)
     here, report = mdkv.compress(*prompt, share, preset, rope=mdkv.Rope())
     layer, other = mdkv.compress(*there, share, preset, rope=mdkv.Rope(), backend=on)

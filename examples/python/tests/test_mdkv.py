@@ -388,7 +388,7 @@ def test_messages(random, call, message):
 
 
 def test_other_threads_run_and_take_turns(random):
-    rows = prompt_rows(random, tokens=5 * N)
+    rows = prompt_rows(random, tokens=2 * N)
     layer, _ = mdkv.compress(*rows, 0.3)
     turns, done = [0], threading.Event()
 

@@ -57,7 +57,7 @@ def test_generate_in_chunks(preset):
 def test_bytes_while_a_prompt_is_read():
     model, ids, chunk = small("llama"), text(1200 // PART), 128 // PART
     cache = reading(model, 0.125, "any_question", prompt_tokens=1200 // PART)
-    limit = 0.125 * 1200 // PART
+    limit = 0.125 * 1200 / PART
     with torch.no_grad():
         for first in range(0, 8 * chunk, chunk):
             model(ids[:, first : first + chunk], **{CACHE_ARGUMENT: cache})
