@@ -91,10 +91,11 @@ def log_sum_exps(queries, keys, scale, sink_logits=None):
     heads, (tokens, dim), count = keys.shape[0], keys.shape[1:], queries.shape[1]
     later = torch.ones(count, count, dtype=torch.bool, device=keys.device).triu(1)
     found = []
-    for own, head in zip(queries.reshape(heads, -1, count, dim).float(), keys.float()):
-        logits = (scale or dim ** -0.5) * (own @ head.T)
-        logits[..., tokens - count:].masked_fill_(later, -torch.inf)
-        found.append(logits.logsumexp(-1))
+    with torch.autocast(keys.device.type, enabled=False):
+        for own, head in zip(queries.float().unflatten(0, (heads, -1)), keys.float()):
+            logits = (scale or dim ** -0.5) * (own @ head.T)
+            logits[..., tokens - count:].masked_fill_(later, -torch.inf)
+            found.append(logits.logsumexp(-1))
     return torch.cat(found) if sink_logits is None else torch.logaddexp(torch.cat(found), sink_logits[:, None])
 
 
