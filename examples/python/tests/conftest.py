@@ -12,6 +12,9 @@ import pytest
 CPU_ALONE = {
     "asks the CPU's backend for its scratch memory": "test_scratch_is_given_back_at_a_prompts_end",
     "shows the module's own classes": "test_help_lists_what_the_package_has",
+    "maps a file's pages, which layers on the CPU alone read": "test_attention_reads_the_files_pages",
+    "compares with the CPU of another process, bit for bit": "test_another_process_attends test_generate_in_another_process",
+    "gives torch's tensors to functions of the host, log_sum_exps and write": "test_torch_tensors test_torch_tensors_with_the_negative_bit",
 }
 
 
@@ -20,6 +23,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    os.environ["MDKV_TEST_PLACE"] = config.getoption("--device")
     os.environ["MDKV_TEST_DEVICE"] = config.getoption("--device").replace("executor", "cpu")  # torch's name
     if config.getoption("--device") == "executor":  # which is slow
         os.environ |= {"MDKV_PTX_HOST_MEMORY": "1", "MDKV_TEST_SMALL": "1"}
