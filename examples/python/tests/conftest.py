@@ -1,7 +1,6 @@
 """Where the tests' layers lie, pytest's --device: on the CPU; `cuda`: on torch's device; `executor`, in a build with the executor of
 PTX (MDKV_PYTHON_EXECUTOR): in the host's memory, whose tensors say that they are CUDA's, with a stand-in for streams and memory."""
 import ctypes
-import functools
 import os
 import types
 
@@ -46,13 +45,11 @@ def pytest_terminal_summary(terminalreporter, config):
 class HostSource:
     """Streams and memory for the executor, in the place of device.TorchSource."""
 
-    number = 0
+    number, made = 0, []
 
     def __init__(self, _=None):
         self.calls, self.allocated, self.blocks, self.refuses, self.handle = 0, 0, {}, None, 0
         self.made.append(self)
-
-    made = []
 
     def stream(self):
         self.calls += 1
@@ -96,22 +93,18 @@ def place(request, monkeypatch):
     import mdkv
     from mdkv import device
     to, faults = os.environ["MDKV_TEST_DEVICE"], lambda: 0
-    plain = types.SimpleNamespace(export=torch.Tensor.__dlpack__)
-
-    def patch(on):
-        on.setattr(torch.Tensor, "__dlpack__", as_cuda(plain.export))
-        on.setitem(device.SOURCES, "cpu", HostSource)
-
+    export = torch.Tensor.__dlpack__
     if name == "executor":
         HostSource.made.clear()
-        patch(monkeypatch)
+        monkeypatch.setattr(torch.Tensor, "__dlpack__", as_cuda(export))
+        monkeypatch.setitem(device.SOURCES, "cpu", HostSource)
         faults = ctypes.CDLL(mdkv._module.__file__)["_ZN3ptx6faultsEv"]
         faults.restype = ctypes.c_uint64
     before = faults()
     on = lambda: mdkv.CudaBackend(source=device.SOURCES[to](torch.device(to)))
     if request.module.__name__ in ("test_mdkv", "test_reader", "test_storing"):
         arrays_on(monkeypatch, mdkv, on(), to)
-    yield types.SimpleNamespace(name=name, to=to, on=on, plain=plain.export)
+    yield types.SimpleNamespace(name=name, to=to, on=on, plain=export)
     request.config.worked = getattr(request.config, "worked", 0) + any(one.calls for one in HostSource.made)
     assert faults() == before
 
@@ -136,8 +129,8 @@ def arrays_on(monkeypatch, mdkv, on, to):
         return found
 
     def method(plain):
-        return lambda self, *given, **options: (plain if getattr(self, "device", "cuda") == "cpu" else functools.partial(call, plain))(
-            self, *given, **options)
+        return lambda self, *given, **options: (
+            plain(self, *given, **options) if getattr(self, "device", "cuda") == "cpu" else call(plain, self, *given, **options))
 
     for kind, names in ((mdkv.Layer, "append attend recompress unpack"), (mdkv.Reader, "attend"),
                         (mdkv.Prompt, "read_chunk take_losses finish_layer allocate pack")):
@@ -147,5 +140,4 @@ def arrays_on(monkeypatch, mdkv, on, to):
         plain = getattr(mdkv, name)
         monkeypatch.setattr(mdkv, name, lambda *given, plain=plain, backend=None, **options: call(
             plain, *given, backend=on if backend is None else backend, **options))
-    layer = mdkv.Stored.layer
-    monkeypatch.setattr(mdkv.Stored, "layer", lambda *given, **options: layer(*given, **options).to(on))
+    monkeypatch.setattr(mdkv.Stored, "layer", lambda *given, layer=mdkv.Stored.layer, **options: layer(*given, **options).to(on))
