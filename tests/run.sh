@@ -125,7 +125,7 @@ part_python() {
     if build_package; then
         package_tests new
         package_tests kvpress "$mdkv_root/examples/python/tests/test_kvpress.py"
-        device_tests
+        chosen='test_device or llama-best or llama-by_window or sinks or batch or tail or beams' device_tests device transformers
     fi
 }
 
@@ -162,10 +162,11 @@ part_fuzz() {
         -DMDKV_FUZZ_RUNS=200000 -DCMAKE_CXX_COMPILER="$mdkv_clang" "${small[@]}"
 }
 
-# The device's tests in three orders of threads, and faults that they must find.
+# The device's tests in three orders of threads, and faults that they must find; the Python package's tests on a device.
 part_ptx() {
     gpu_leg ptx 'mdkv_gpu_kernels mdkv_gpu_tests mdkv_ptx_tests' '^(gpu/kernels|ptx/)'
     if has_nvcc; then checked "ptx/mutations" python3 "$mdkv_root/tests/ptx/mutations.py" "$build/ptx/tests/gpu/mdkv_ptx_tests"; fi
+    if (setup_python_peers); then device_tests device transformers while_reading reader storing mdkv; fi
 }
 
 # Other projects' compilers and flags; the reference.

@@ -10,6 +10,11 @@
 # The compiler is zig's clang, which links against the names of glibc 2.28 wherever it runs. Everything else that is needed comes
 # from PyPI, too, to $XDG_CACHE_HOME/mdkv/wheel. CMAKE_BUILD_PARALLEL_LEVEL is the number of compilers at once. ccache, if there is
 # one, spares the second Python most of the work.
+#
+# Where nvcc is, on the PATH or in /usr/local/cuda, the stable ABI has one more wheel: mdkv-cuN, N the toolkit's number, the package
+# with CUDA devices for sm_80 and sm_90, whose PTX newer ones compile, and for CPUs with AVX2. It has the CUDA runtime inside and
+# takes a driver alone. nvcc's host compiler is g++, whose runtime is inside, too; its tag says which glibc that takes.
+# MDKV_WHEELS=cuda makes that wheel alone.
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../examples/setup.sh"
@@ -59,7 +64,10 @@ fi
 ((${#pythons[@]} > 0)) || die 2 "there is no Python with headers (Debian and Ubuntu: packages python3-dev, python3-venv)"
 
 environment "$work/tools" python3 "${tools[@]}"
-setup_zig
+wheels=${MDKV_WHEELS:-all}
+nvcc=$(command -v nvcc || find /usr/local/cuda/bin/nvcc 2>/dev/null) || nvcc=
+[[ $wheels != cuda || -n $nvcc ]] || die 2 "there is no nvcc"
+[[ $wheels == cuda ]] || setup_zig
 # zig spells -march=x86-64-v3 in its own way. All links are for that processor, the oldest one that is served, and without names for
 # debuggers, such that zig compiles its libc++ once.
 cat >"$work/bin/c++" <<EOF
@@ -69,14 +77,14 @@ for argument do
     case \$argument in -march=x86-64-v?) argument=-march=x86_64_\${argument#-march=x86-64-} ;; esac
     set -- "\$@" "\$argument"
 done
-exec '$mdkv_zig' c++ -target x86_64-linux-gnu.$glibc -mcpu=x86_64_v3 -O3 -s "\$@"
+exec '${mdkv_zig:-}' c++ -target x86_64-linux-gnu.$glibc -mcpu=x86_64_v3 -O3 -s "\$@"
 EOF
 chmod +x "$work/bin/c++"
 
 # --- the source archive ----------------------------------------------------------------------------------------------
 
-rm -rf "$out"/mdkv-*.whl "$out"/mdkv-*.tar.gz "$work/src" "$work/wheels"
-mkdir "$work/src" "$work/wheels"
+rm -rf "$out"/mdkv-*.whl "$out"/mdkv_cu*.whl "$out"/mdkv-*.tar.gz "$work/src"
+mkdir "$work/src"
 SOURCE_DATE_EPOCH=$(git -C "$mdkv_root" log -1 --format=%ct 2>/dev/null || date +%s)
 export SOURCE_DATE_EPOCH
 "$work/tools/bin/python" -m build --sdist --no-isolation --skip-dependency-check --outdir "$out" "$mdkv_root" >"$work/log/sdist.txt" 2>&1 ||
@@ -89,41 +97,57 @@ tar -xz --strip-components=1 -C "$work/src" -f "$archive"
 # Names of files in messages begin below the work folder. No symbol of libc++ may meet another library's.
 # nanobind 3.1 uses stdio.h without including it, and neither libc++ nor Python's header for the stable ABI does.
 echo '{ global: PyInit_*; local: *; };' >"$work/exported"
-export CXX=$work/bin/c++ CXXFLAGS="-ffile-prefix-map=$work=. -include stdio.h" LDFLAGS="-Wl,--version-script=$work/exported"
+relative=-ffile-prefix-map=$work=.
 export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(build_jobs)}
 if command -v ccache >/dev/null; then
-    export CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_DIR=$work/ccache CCACHE_COMPILERCHECK=none CCACHE_NOHASHDIR=1
+    export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache CCACHE_DIR=$work/ccache
+    export CCACHE_COMPILERCHECK=none CCACHE_NOHASHDIR=1
 fi
+
+# build_wheel NAME PYTHON SOURCE TAG OPTION...: the wheel of a source folder, repaired, in $out; OPTIONs are CMake's
+build_wheel() {
+    local name=$1 python=$2 source=$3 tag=$4 options=("${@:5}")
+    say "$name: building the wheel (log: $work/log/$name.txt)"
+    rm -rf "$work/build" "$work/wheels"
+    PATH=$work/$python/bin:$work/tools/bin:$PATH "$work/$python/bin/python" -m pip wheel -v --no-deps --no-build-isolation \
+        --disable-pip-version-check --no-cache-dir --config-settings=build-dir="$work/build" \
+        "${options[@]/#/--config-settings=cmake.define.}" -w "$work/wheels" "$source" \
+        >"$work/log/$name.txt" 2>&1 || die 1 "the wheel could not be built; see $work/log/$name.txt"
+    PATH=$work/tools/bin:$PATH auditwheel repair --plat "$tag" --only-plat -w "$out" "$work"/wheels/*.whl \
+        >"$work/log/auditwheel.txt" 2>&1 || die 1 "auditwheel refuses the wheel of $name:" "$(tail -n 5 "$work/log/auditwheel.txt")"
+}
+
 machine_paths=("$work/" "$mdkv_root/" "$HOME/")
 stable=
 for python in "${pythons[@]}"; do
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     if ((${version#3.} >= 12)); then
         [[ -z $stable ]] || continue
-        stable=$version
+        stable=python-$version
     fi
     environment "$work/python-$version" "$python" "${build_tools[@]}"
     machine_paths+=("$("$work/python-$version/bin/python" -c 'import sys; print(sys.base_prefix)')/")
-    say "Python $version: building the wheel (log: $work/log/$version.txt)"
-    rm -rf "$work/build"
-    PATH=$work/python-$version/bin:$work/tools/bin:$PATH "$work/python-$version/bin/python" -m pip wheel -v --no-deps --no-build-isolation \
-        --disable-pip-version-check --no-cache-dir --config-settings=build-dir="$work/build" \
-        --config-settings=cmake.define.MDKV_PYTHON_CUDA=OFF -w "$work/wheels" "$work/src" \
-        >"$work/log/$version.txt" 2>&1 || die 1 "the wheel could not be built; see $work/log/$version.txt"
+    [[ $wheels == cuda ]] || CXX=$work/bin/c++ CXXFLAGS="$relative -include stdio.h" LDFLAGS="-Wl,--version-script=$work/exported" \
+        build_wheel "$version" "python-$version" "$work/src" "manylinux_${glibc/./_}_x86_64" MDKV_PYTHON_CUDA=OFF
 done
-
-for wheel in "$work"/wheels/*.whl; do
-    PATH=$work/tools/bin:$PATH auditwheel repair --plat "manylinux_${glibc/./_}_x86_64" --only-plat -w "$out" "$wheel" \
-        >"$work/log/auditwheel.txt" 2>&1 || die 1 "auditwheel refuses $(basename "$wheel"):" "$(tail -n 5 "$work/log/auditwheel.txt")"
-done
+if [[ -n $nvcc && -n $stable ]]; then
+    toolkit=cu$("$nvcc" --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
+    rm -rf "$work/src-$toolkit"
+    cp -r "$work/src" "$work/src-$toolkit"
+    sed -i "s/^name = \"mdkv\"/name = \"mdkv-$toolkit\"/" "$work/src-$toolkit/pyproject.toml"
+    CUDACXX=$nvcc CXX=g++ CXXFLAGS=$relative CUDAFLAGS="-Xcompiler=$relative ${CUDAFLAGS:-}" \
+        LDFLAGS="-s -static-libstdc++ -static-libgcc -Wl,--version-script=$work/exported" \
+        build_wheel "$toolkit" "$stable" "$work/src-$toolkit" auto MDKV_PYTHON_CUDA=ON \
+        MDKV_PYTHON_INSTRUCTIONS=x86-64-v3 'CMAKE_CUDA_ARCHITECTURES=80-real;90'
+fi
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
-for wheel in "$out"/mdkv-*-abi3-*.whl; do
+for wheel in "$out"/mdkv*-abi3-*.whl; do
     [[ ! -e $wheel ]] || "$work/tools/bin/abi3audit" --strict --report "$wheel" >"$work/log/abi3audit.txt" 2>&1 ||
         die 1 "$(basename "$wheel") is not of the stable ABI; see $work/log/abi3audit.txt"
 done
-for file in "$archive" "$out"/mdkv-*.whl; do
+for file in "$archive" "$out"/mdkv*.whl; do
     rm -rf "$work/unpacked"
     mkdir "$work/unpacked"
     case $file in
@@ -135,6 +159,6 @@ for file in "$archive" "$out"/mdkv-*.whl; do
             die 1 "$(basename "$file") holds a path of this machine, $path, in:" "$found"
     done
 done
-for file in "$archive" "$out"/mdkv-*.whl; do
+for file in "$archive" "$out"/mdkv*.whl; do
     say "$(printf '%9d bytes  %s' "$(stat -c %s "$file")" "$(basename "$file")")"
 done

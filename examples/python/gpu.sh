@@ -50,8 +50,8 @@ for file; do
     models+=(--model "$whole")
 done
 
-part suite 150 "$python" -m pytest -q -p no:cacheprovider --device "$device" "$here/tests/test_device.py" "$here/tests/test_transformers.py" \
-    -k "not real_model and not every_decoder"
+part suite 200 "$python" -m pytest -q -p no:cacheprovider --device "$device" \
+    "$here"/tests/test_{device,transformers,while_reading,reader,storing,mdkv}.py -k "not real_model"
 part memory 150 "$python" "$here/gpu_figures.py" memory others --device "$device" "${sizes[@]}" --json "$out/memory.json"
 if ((${#models[@]} > 0)); then
     part quality 200 "$python" "$here/gpu_figures.py" quality --device "$device" "${quality[@]}" "${models[@]}" --json "$out/quality.json"

@@ -68,7 +68,7 @@ leg() {
     fi
 }
 
-# package_tests ENVIRONMENT FILE...: tests, all without FILE, of the Python package in $build/python/packages, or in $package there
+# package_tests ENVIRONMENT ARGUMENT...: pytest, of all tests without ARGUMENT, of the package in $build/python/packages, or in $package
 package_tests() {
     local name=$1 results_file=$build/python-${#results[@]}-$1.xml tests=("${@:2}")
     ((${#tests[@]} > 0)) || tests=("$mdkv_root/examples/python/tests")
@@ -103,14 +103,14 @@ build_package() {
     package_built=yes
 }
 
-# device_tests: the package's layers on a device, whose kernels the executor of PTX runs on the host's memory
+# device_tests NAME...: tests of layers on a device, whose kernels the executor of PTX runs; if $chosen is set, what -k takes for it
 device_tests() {
-    local package=executor
+    local package=executor files=("${@/#/$mdkv_root/examples/python/tests/test_}")
     if ! has_nvcc; then
         note SKIPPED "python: layers on a device: there is no nvcc"
     elif install_package executor -C cmake.define.MDKV_PYTHON_CUDA=ON -C cmake.define.MDKV_PYTHON_EXECUTOR=ON \
         -C build-dir="$build/python/executor-build" >"$build/python.executor.log" 2>&1; then # the executor reads sources by paths from there
-        package_tests new "$mdkv_root/examples/python/tests/test_device.py"
+        OMP_NUM_THREADS=1 package_tests new --device executor ${chosen:+-k "$chosen"} "${files[@]/%/.py}"
     else
         tail -n 40 "$build/python.executor.log"
         note FAILED "python: the build with the executor of PTX"

@@ -35,6 +35,9 @@ std::unique_ptr<layer> make_layer(
 #if defined(MDKV_PYTHON_FIRST_ELEMENT)
 std::shared_ptr<device> make_device(std::uintptr_t stream, std::unique_ptr<device_source> from)
 {
+    int count = 0;
+    mdkv::gpu::expects_success(
+        cudaGetDeviceCount(&count), "CudaBackend: there is no GPU whose driver is new enough for this package");
     return std::make_shared<device>(stream, std::move(from));
 }
 index_t scratch_bytes(device& on)

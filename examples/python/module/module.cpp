@@ -475,9 +475,6 @@ NB_MODULE(MDKV_PYTHON_MODULE, m)
     mdkv_python::bind_ranks(m);
 #if defined(MDKV_PYTHON_CUDA)
     m.attr("compute_capabilities") = MDKV_PYTHON_CUDA;
-#    if defined(MDKV_PYTHON_EXECUTOR)
-    m.attr("executor") = true;
-#    endif
     mdkv_python::bind_device(m);
 #endif
     mdkv_python::bind_layer(m);

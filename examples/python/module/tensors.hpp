@@ -169,6 +169,15 @@ nb::object numpy(std::vector<T>&& values, std::vector<std::size_t> const& shape)
     return PyCallable_Check(method.ptr()) != 0 && nb::cast<bool>(called(method));
 }
 
+/// Whether the last dimension of a tensor of torch's has gaps; those of a device are not copied by `viewed`.
+[[nodiscard]] inline bool has_gaps(nb::handle tensor)
+{
+    nb::object const method = nb::getattr(tensor, "stride", nb::none());
+    if (PyCallable_Check(method.ptr()) == 0) { return false; }
+    nb::object const strides = called(method);
+    return nb::len(strides) > 0 && nb::cast<index_t>(strides[-1]) != 1;
+}
+
 /// A tensor as DLPack's capsule if it gives one by a function of Python's, as torch's do; any other as it is.
 /// \param writes   the capsule must tell whether the tensor may be written
 [[nodiscard]] inline nb::object exported(nb::handle tensor, bool writes)
@@ -205,6 +214,7 @@ struct type_caster<mdkv_python::input_of<Args...>>
     {
         object plain = borrow(given);
         if (mdkv_python::is_negative(given)) { plain = mdkv_python::called(given.attr("resolve_neg")); }
+        if (mdkv_python::has_gaps(plain)) { plain = mdkv_python::called(plain.attr("contiguous")); }
         array made;
         bool const good                       = made.from_python(mdkv_python::exported(plain, false), flags, cleanup);
         static_cast<ndarray<Args...>&>(value) = std::move(made.value);

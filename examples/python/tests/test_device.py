@@ -1,91 +1,36 @@
-"""test_device.py: layers on a device beside the CPU's. With `--device cuda` that is torch's; in a build with the executor of PTX its
-kernels run on the host's memory: there tensors of the CPU say that they are CUDA's, and a stand-in serves streams and memory."""
-import copy
+"""test_device.py: what only a device has, and layers on a device beside the CPU's; see conftest.py's --device."""
 import ctypes
 import gc
-import os
-import pathlib
-import sys
-import types
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("transformers", minversion="5.2", reason="transformers 5.2 or newer is not installed")
-os.environ["MDKV_PTX_HOST_MEMORY"] = "1"
 
 import mdkv
 import mdkv.transformers
 from mdkv import device
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import test_transformers
+from conftest import HostSource
 from test_mdkv import off, random  # noqa: F401  (random is a fixture)
-from test_transformers import DEVICE, kl, logits, text
+from test_transformers import kl, logits, small, text
 
 H, G, N, D = 2, 2, 150, 32
 BYTES = 0.02  # the CPU multiplies codes by queries of 8 bits
-PLAIN = torch.Tensor.__dlpack__
-EXECUTOR = getattr(mdkv._module, "executor", False)
-
-
-class HostSource:
-    """Streams and memory for the executor, in the place of device.TorchSource."""
-
-    number = 0
-
-    def __init__(self, _=None):
-        self.calls, self.allocated, self.blocks, self.refuses, self.handle = 0, 0, {}, None, 0
-        self.made.append(self)
-
-    made = []
-
-    def stream(self):
-        self.calls += 1
-        return self.handle
-
-    def allocate(self, size):
-        if self.refuses:
-            raise self.refuses
-        block = np.full(size + 256, 255, np.uint8)  # NaNs
-        address = -(-block.ctypes.data // 256) * 256
-        self.blocks[address], self.allocated = block, self.allocated + 1
-        return address
-
-    def release(self, address):
-        self.blocks.pop(address).fill(255)
-
-
-def as_cuda(export):
-    """torch's Tensor.__dlpack__ whose capsules say that the tensor is on a CUDA device."""
-    def exported(self, **options):
-        options.pop("stream", None)
-        capsule, api = export(self, **options), ctypes.pythonapi
-        api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
-        api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        name = api.PyCapsule_GetName(capsule)
-        tensor = api.PyCapsule_GetPointer(capsule, name) + (32 if name == b"dltensor_versioned" else 0)
-        ctypes.c_int32.from_address(tensor + 8).value = 2  # DLTensor: data, then the device's type
-        return capsule
-    return exported
 
 
 @pytest.fixture
-def place(monkeypatch):
-    """`on()` makes an mdkv.CudaBackend; caches of models in the test use one. No kernel may read or write what it should not."""
-    if EXECUTOR:
-        HostSource.made.clear()
-        monkeypatch.setattr(torch.Tensor, "__dlpack__", as_cuda(PLAIN))
-        monkeypatch.setitem(device.SOURCES, "cpu", HostSource)
-        faults = ctypes.CDLL(mdkv._module.__file__)["_ZN3ptx6faultsEv"]
-        faults.restype = ctypes.c_uint64
-        yield types.SimpleNamespace(on=lambda: mdkv.CudaBackend(source=HostSource()), to="cpu")
-        assert faults() == 0
-    elif DEVICE == "cuda":
-        yield types.SimpleNamespace(on=lambda: mdkv.CudaBackend(source=device.TorchSource(torch.device("cuda"))), to="cuda")
-    else:
-        pytest.skip("takes --device cuda, or a build with the executor of PTX (MDKV_PYTHON_EXECUTOR)")
+def place(place):
+    if place.name == "cpu":
+        pytest.skip("takes --device cuda, or --device executor in a build with the executor of PTX (MDKV_PYTHON_EXECUTOR)")
+    return place
+
+
+@pytest.fixture
+def stand_in(place):
+    if place.name != "executor":
+        pytest.skip("takes the executor's stand-in for streams and memory")
+    return place
 
 
 def rows(random, tokens=N):
@@ -104,11 +49,11 @@ def decoded(layer, queries, keys, values, to=None):
     return output.cpu().numpy() if to else output
 
 
-@pytest.mark.parametrize("preset, share", [("by_window", 0.3), ("best", 0.5)])
-def test_a_prompt_is_packed_attended_folded_and_appended_as_on_the_cpu(random, place, preset, share):
+@pytest.mark.parametrize("preset, share, source", [("by_window", 0.3, True), ("best", 0.5, True), ("by_window", 0.5, False)])
+def test_a_prompt_is_packed_attended_folded_and_appended_as_on_the_cpu(random, place, preset, share, source):
     prompt, new = rows(random), rows(random, 5)
-    there = [torch.tensor(one, device=place.to) for one in prompt]
-    on = place.on()
+    there = [torch.tensor(one.repeat(2, axis=2), device=place.to)[:, :, ::2] for one in prompt]  # whose rows have gaps
+    on = place.on() if source else mdkv.CudaBackend(0 if place.to == "cpu" else torch.cuda.current_stream().cuda_stream)
     here, report = mdkv.compress(*prompt, share, preset, rope=mdkv.Rope())
     layer, other = mdkv.compress(*there, share, preset, rope=mdkv.Rope(), backend=on)
     assert (here.device, layer.device) == ("cpu", "cuda") and layer.window == here.window and layer.tokens == here.tokens == N
@@ -134,11 +79,9 @@ def test_a_layer_goes_from_place_to_place_with_the_same_bytes(random, place):
     assert there.copy().rungs == here.rungs == back.rungs
 
 
-def test_a_decode_step_asks_for_a_stream_and_for_no_memory(random, place):
-    if not EXECUTOR:
-        pytest.skip("counts the calls of a stand-in")
+def test_a_decode_step_asks_for_a_stream_and_for_no_memory(random, stand_in):
     there = [torch.tensor(one) for one in rows(random)]
-    on = place.on()
+    on = stand_in.on()
     source = HostSource.made[-1]
     layer, _ = mdkv.compress(*there, 0.3, backend=on)
     layer.reserve(10)
@@ -153,12 +96,10 @@ def test_a_decode_step_asks_for_a_stream_and_for_no_memory(random, place):
     assert not source.blocks and on.scratch_bytes == 0
 
 
-def test_a_decode_step_waits_for_nothing(random, place):
+def test_a_decode_step_waits_for_nothing(random, stand_in):
     """The executor refuses calls that wait while a stream is being captured, and runs what was captured later."""
-    if not EXECUTOR:
-        pytest.skip("captures a stream of the executor's")
     runtime, stream, graph, made = ctypes.CDLL(mdkv._module.__file__), *(ctypes.c_void_p() for _ in range(3))
-    on = place.on()
+    on = stand_in.on()
     assert runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
     HostSource.made[-1].handle = stream.value
     layer, _ = mdkv.compress(*(torch.tensor(one) for one in rows(random)), 0.3, backend=on)
@@ -177,11 +118,9 @@ def test_a_decode_step_waits_for_nothing(random, place):
     np.testing.assert_array_equal(output.numpy(), expected)
 
 
-def test_the_allocators_error_leaves_a_layer_as_it_was(random, place):
-    if not EXECUTOR:
-        pytest.skip("takes a stand-in that refuses")
+def test_the_allocators_error_leaves_a_layer_as_it_was(random, stand_in):
     here, _ = mdkv.compress(*rows(random), 0.3)
-    layer, source = here.to(place.on()), HostSource.made[-1]
+    layer, source = here.to(stand_in.on()), HostSource.made[-1]
     new = rows(random, 2)
     source.refuses = ArithmeticError("no memory today")
     with pytest.raises(ArithmeticError, match="no memory today"):
@@ -190,69 +129,31 @@ def test_the_allocators_error_leaves_a_layer_as_it_was(random, place):
     assert layer.appended == 0 and off(decoded(layer, *new, to="cpu"), decoded(here, *new)) < BYTES
 
 
-def model_and_text(length, batch=1):
-    sizes = dict(num_hidden_layers=2, hidden_size=64, head_dim=16)
-    return test_transformers.small("llama", torch.float16, **sizes), text(length, batch)
-
-
-def beside_the_cpu(monkeypatch, place, model, ids, calls, padding=None, **options):
-    """Logits of a cache on the device and of one on the CPU, and the first of both."""
-    given = {} if padding is None else {"attention_mask": padding}
-    cache = mdkv.transformers.Cache(model.config, **options)
-    found = logits(model, cache, ids, calls, **given).cpu()
-    with monkeypatch.context() as plain:
-        if EXECUTOR:
-            plain.setattr(torch.Tensor, "__dlpack__", PLAIN)
-            plain.delitem(device.SOURCES, "cpu")
-        own = mdkv.transformers.Cache(model.config, **options)
-        expected = logits(model.cpu(), own, ids.cpu(), calls, **{name: one.cpu() for name, one in given.items()})
-    model.to(place.to)
-    return found, expected, cache, own
-
-
-@pytest.mark.parametrize("options", [dict(preset="by_window"), dict(preset="best"), dict(preset="by_window", tail=2, keep_rungs=True),
+@pytest.mark.parametrize("options", [dict(preset="by_window", tail=2, keep_rungs=True), dict(preset="best"),
                                      dict(preset="best", while_reading=True)], ids=str)
 def test_a_models_cache_as_on_the_cpu(monkeypatch, place, options):
-    model, ids = model_and_text(96)
-    found, expected, cache, own = beside_the_cpu(monkeypatch, place, model, ids, (90, 1, 2, 1, 1, 1), budget=0.5, least=40, **options)
+    model, ids = small("llama", torch.float16, num_hidden_layers=2), text(96)
+    calls, options = (90, 1, 2, 1, 1, 1), dict(budget=0.5, least=40, **options)
+    cache = mdkv.transformers.Cache(model.config, **options)
+    found = logits(model, cache, ids, calls).cpu()
+    with monkeypatch.context() as plain:
+        if place.name == "executor":
+            plain.setattr(torch.Tensor, "__dlpack__", place.plain)
+            plain.delitem(device.SOURCES, "cpu")
+        own = mdkv.transformers.Cache(model.config, **options)
+        expected = logits(model.cpu(), own, ids.cpu(), calls)
     assert kl(expected, found) < 0.02 * kl(expected, expected.roll(1, 1))
     assert all(one.device == "cuda" for layer in cache.compressed for one in layer.packed)
     report = cache.report()
     assert report["tokens"] == own.report()["tokens"] == 96 and report["uncompressed_bytes"] == own.report()["uncompressed_bytes"]
     assert abs(report["arena_bytes"] - own.report()["arena_bytes"]) < 0.05 * own.report()["arena_bytes"]
-    if EXECUTOR:
+    if place.name == "executor":
         blocks = [block for one in HostSource.made for block in one.blocks.values()]
         queries = sum(one["bytes"]["queries"] for one in report["layers"])
         assert sum(block.nbytes - 256 for block in blocks) == pytest.approx(report["held_bytes"] - queries, rel=0.05)
         del cache
         gc.collect()
         assert not any(one.blocks for one in HostSource.made)
-
-
-def test_batches_beams_copies_crops_and_files(monkeypatch, place, tmp_path):
-    model, ids = model_and_text(64, batch=2)
-    padding = torch.ones_like(ids)
-    padding[1, :20] = 0
-    found, expected, cache, own = beside_the_cpu(monkeypatch, place, model, ids, (60, 1, 1), padding, preset="by_window", budget=0.5)
-    assert kl(expected, found) < 0.02 * kl(expected, expected.roll(1, 1))
-    other = copy.deepcopy(cache)
-    test_transformers.crop(cache, 1)
-    again = logits_of(model, cache, ids[:, 61:62], padding[:, :62])
-    torch.testing.assert_close(again, found[:, -1:], rtol=0, atol=0)
-    other.reorder_cache(torch.tensor([1, 1], device=ids.device))
-    assert other.report()["arena_bytes"] == 2 * cache.compressed[0].packed[1].bytes["arena"] * 2
-    one = mdkv.transformers.Cache(model.config, preset="by_window", budget=0.5)
-    logits(model, one, ids[:1], (60, 1))
-    one.save(tmp_path / "a", ids[0, :61], identity="m")
-    loaded = mdkv.transformers.Cache.load(tmp_path / "a", model.config, ids[0], identity="m")
-    expected = logits_of(model, one, ids[:1, 61:62])
-    torch.testing.assert_close(logits_of(model, loaded, ids[:1, 61:62]), expected, rtol=0, atol=0)
-    assert loaded.compressed[0].packed[0].device == "cuda"
-
-
-@torch.no_grad()
-def logits_of(model, cache, ids, mask=None):
-    return model(ids, attention_mask=mask, **{mdkv.transformers.CACHE_ARGUMENT: cache}).logits.float().cpu()
 
 
 def test_one_message_for_a_build_without_cuda(monkeypatch):
@@ -262,13 +163,6 @@ def test_one_message_for_a_build_without_cuda(monkeypatch):
     with pytest.raises(NotImplementedError, match="keys are on meta; the CPU and CUDA devices are served"):
         device.Backends(mdkv.Backend())[torch.device("meta")]
     assert set(mdkv.build()) == {"version", "instructions", "cuda"}
-
-
-def test_log_sum_exps_of_torch(random):
-    queries, keys, _ = rows(random)
-    expected = mdkv.log_sum_exps(queries[:, -9:], keys)
-    found = device.log_sum_exps(torch.tensor(queries[:, -9:]), torch.tensor(keys), 0)
-    assert off(found.numpy(), expected) < 1e-6
 
 
 def test_another_stream_waits_for_the_one_before(monkeypatch):

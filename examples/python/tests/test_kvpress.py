@@ -82,7 +82,7 @@ def test_a_context_that_is_compressed_while_it_is_read():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize("reading", [False, True])
 def test_generate_within_the_press_at_all_bytes(kind, reading):
     model, ids, options = small(kind), text(600, batch=2), dict(max_new_tokens=5, do_sample=False)

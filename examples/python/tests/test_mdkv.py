@@ -17,7 +17,7 @@ import pytest
 import mdkv
 from mdkv.token_rungs import TokenRungs
 
-H, G, N, D = 2, 3, 600, 64
+H, G, N, D = (2, 3, 240, 32) if "MDKV_TEST_SMALL" in os.environ else (2, 3, 600, 64)
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
@@ -84,7 +84,6 @@ def test_quotas_of_heads(random):
                            (dict(quotas=quotas.astype(np.float32)), "int64")):
         with pytest.raises(ValueError, match=message):
             prompt.allocate(**wrong)
-
 
 
 def test_budgets_in_all_units(random):
@@ -155,11 +154,31 @@ def test_prompt_of_several_layers_shares_one_budget(random):
     assert sum(chosen["tokens"].values()) == 3 * H * N
 
 
+@pytest.mark.parametrize("name", ["best", "by_window"])
+def test_sink_logits_of_compress(random, name):
+    queries, keys, values = prompt_rows(random)
+    sinks, preset = random.normal(2, 3, H * G).astype(np.float32), mdkv.preset(name)
+    layer, _ = mdkv.compress(queries, keys, values, 0.25, name, rope=mdkv.Rope(), sink_logits=sinks)
+    prompt = mdkv.Prompt(preset, layers=1, heads=H, group=G, key_dim=D, tokens=N, dtype="float32", rope=mdkv.Rope())
+    last = queries[:, N - preset.queries :], keys, values
+    lse = np.logaddexp(mdkv.log_sum_exps(*last[:2]), sinks[:, None])
+    if preset.replayed:
+        prompt.read_chunk(0, 0, queries, keys, values, sink_logits=sinks)
+    prompt.finish_layer(0, *last, lse, sink_logits=sinks)
+    prompt.allocate(0.25)
+    assert np.array_equal(mdkv.write([layer]), mdkv.write([prompt.pack(0, *last, lse)[0]]))
+    plain, none = (mdkv.write([mdkv.compress(queries, keys, values, 0.25, name, rope=mdkv.Rope(), sink_logits=one)[0]])
+                   for one in (None, np.full(H * G, -np.inf, np.float32)))
+    assert np.array_equal(plain, none) and not np.array_equal(plain, mdkv.write([layer]))
+    with pytest.raises(ValueError, match=r"sink_logits have the shape \[1\]; they must be \[H\*G\], \[6\]"):
+        mdkv.compress(queries, keys, values, 0.25, name, rope=mdkv.Rope(), sink_logits=sinks[:1])
+
+
 def test_log_sum_exps(random):
     queries, keys, values = prompt_rows(random)
     want = attention(queries[:, -7:], keys, values)[1]
     assert np.abs(mdkv.log_sum_exps(queries[:, -7:], keys) - want).max() < 1e-5
-    with pytest.raises(ValueError, match="log_sum_exps: queries .* are 6 x 9 x 64, keys"):
+    with pytest.raises(ValueError, match=f"log_sum_exps: queries .* are 6 x 9 x {D}, keys"):
         mdkv.log_sum_exps(queries[:, :9], keys[:, :8])
 
 
@@ -324,7 +343,7 @@ def test_losses_of_ones_own_serve_every_preset_without_projected_rungs(random):
 
 
 @pytest.mark.parametrize("call,message", [
-    (lambda r: mdkv.compress(*r, 0.0001), "a budget of 10 bytes a layer cannot hold the window"),
+    (lambda r: mdkv.compress(*r, 0.0001), "a budget of (10|5) bytes a layer cannot hold the window"),
     (lambda r: mdkv.compress(*r, 300), r"300.* is no share of the uncompressed bytes, from 0 to 1; bytes are Budget\.bytes"),
     (lambda r: mdkv.compress(*r, mdkv.Budget.bytes(-1)), "-1 is negative"),
     (lambda r: mdkv.compress(r[0], r[1], r[2][:, :9], 0.5), "values must be .* its extent 1 is 9"),
@@ -356,7 +375,7 @@ def test_losses_of_ones_own_serve_every_preset_without_projected_rungs(random):
     (lambda r: mdkv.Rope(rotating=3), "rotating is 3; it must be even"),
     (lambda r: mdkv.Rope(rotating=-2), "rotating is -2; it must be even, and not negative"),
     (lambda r: mdkv.Backend(threads=0), "threads must be at least 1"),
-    (lambda r: mdkv.compress(*r, 0.5)[0].attend(r[0][:, :1], r[0][:, :1, :32].copy()), "output must be"),
+    (lambda r: mdkv.compress(*r, 0.5)[0].attend(r[0][:, :1], r[0][:, :1, : D // 2].copy()), "output must be"),
     (lambda r: mdkv.compress(*r, 0.5)[0].attend(r[0][:, :2], r[0][:, :2].copy()), "but 0 were appended"),
     (lambda r: mdkv.compress(*r, 0.5)[0].append(r[1][:, :2, :9], r[2][:, :2]), "keys"),
     (lambda r: mdkv.compress(*r, 0.5)[0].append(r[1][:, :2], r[2][:, :3]), "values"),
@@ -369,7 +388,7 @@ def test_messages(random, call, message):
 
 
 def test_other_threads_run_and_take_turns(random):
-    rows = prompt_rows(random, tokens=3000)
+    rows = prompt_rows(random, tokens=2 * N)
     layer, _ = mdkv.compress(*rows, 0.3)
     turns, done = [0], threading.Event()
 
@@ -512,25 +531,6 @@ def test_processors_that_tell_nothing(lines):
         assert "holds no module for this processor; it lacks abm, avx2, bmi1, bmi2, f16c, fma, movbe." in ran.stderr
     else:
         assert ran.returncode == 0 and ran.stdout.strip() == (mdkv.compiled_for if own else "x86-64-v3"), ran.stderr
-
-
-def test_cuda_tensors_as_on_the_cpu(random):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    if mdkv.CudaBackend is None or not torch.cuda.is_available():
-        pytest.skip("the package was built without CUDA, or no GPU answers")
-    on = mdkv.CudaBackend(torch.cuda.current_stream().cuda_stream)
-    rows = [torch.tensor(x) for x in prompt_rows(random, np.float16)]
-    for name, share in [("best", 0.25), ("by_window", 0.1), ("any_question", 0.5)]:
-        preset = mdkv.preset(name).replace(stand_ins=0)
-        outputs, rungs = [], []
-        for backend, device in [(None, "cpu"), (on, "cuda")]:
-            queries, keys, values = (x.to(device) for x in rows)
-            layer, _ = mdkv.compress(queries, keys, values, share, preset, rope=mdkv.Rope(), backend=backend)
-            layer.append(keys[:, :3], values[:, :3])
-            outputs.append(torch.empty(H * G, 3, D, dtype=torch.float16, device=device))
-            layer.attend(queries[:, :3], outputs[-1])
-            rungs.append(layer.rungs)
-        assert off(outputs[1].cpu().double().numpy(), outputs[0].double().numpy()) < 0.05, (name, rungs)
 
 
 def test_both_modules_agree(random):

@@ -29,6 +29,11 @@ def attended(layer, queries):
     return output
 
 
+def same(one, other):
+    """The same bits; on a device the same up to rounding: a tail's room, which a loaded one has not, changes the order of sums."""
+    return np.array_equal(one, other) if os.environ["MDKV_TEST_PLACE"] == "cpu" else off(one, other) < 2e-3
+
+
 def layers_of(random, preset="best", dtype=np.float16, count=2, share=0.2):
     """Layers with tails, and rows of further tokens."""
     made = []
@@ -65,19 +70,19 @@ def test_a_stored_layer_goes_on_with_the_same_bits(random, tmp_path, preset, dty
         for name in ("dtype", "heads", "key_dim", "value_dim", "tokens", "appended", "compressed_tokens", "stand_ins", "rungs"):
             assert getattr(loaded, name) == getattr(layer, name), name
         assert list(loaded.ratios) == list(layer.ratios) and loaded.bytes["arena"] == layer.bytes["arena"]
-        assert np.array_equal(attended(loaded, queries[:, :3]), attended(layer, queries[:, :3]))
+        assert same(attended(loaded, queries[:, :3]), attended(layer, queries[:, :3]))
         part = stored.layer(i, 1, 1)
         assert part.heads == 1
-        assert np.array_equal(attended(part, queries[G:, :3]), attended(layer, queries[:, :3])[G:])
+        assert same(attended(part, queries[G:, :3]), attended(layer, queries[:, :3])[G:])
         other = loaded.copy()
         for one in (layer, loaded):
             one.append(keys[:, :100], values[:, :100])
             one.truncate(60)
-        assert other.appended == 21 and np.array_equal(attended(loaded, queries[:, :30]), attended(layer, queries[:, :30]))
+        assert other.appended == 21 and same(attended(loaded, queries[:, :30]), attended(layer, queries[:, :30]))
         if preset != "paper":
             folds = [one.recompress(queries[:, :20], mdkv.Budget.bytes(60000), mdkv.preset(preset)) for one in (layer, loaded)]
             assert folds[0] == folds[1] and loaded.tokens == layer.tokens == N + 60
-            assert np.array_equal(attended(loaded.copy(), queries[:, :1]), attended(layer, queries[:, :1]))
+            assert same(attended(loaded.copy(), queries[:, :1]), attended(layer, queries[:, :1]))
     del stored
     assert other.heads == H and attended(other, queries[:, :3]).any()  # keeps the file
 
@@ -94,7 +99,7 @@ def test_attention_reads_the_files_pages(random, tmp_path):
     path.unlink()
     results = [attended(one, queries[:, :1]) for one in loaded]
     read = mapping(f"{path} (deleted)")
-    assert all(map(np.array_equal, results, expected))
+    assert all(map(same, results, expected))
     assert read["Rss"] > 0.9 * read["Size"] and read["Private_Dirty"] == 0
     del stored, loaded
     assert mapping(f"{path} (deleted)") == {}
@@ -107,7 +112,7 @@ def test_bytes_in_memory(random, tmp_path):
     assert data.dtype == np.uint8 and data.tobytes() == (tmp_path / "a").read_bytes()
     for copied in (data, data.tobytes(), memoryview(b"!" + data.tobytes())[1:]):
         stored = mdkv.read(copied, identity="s")
-        assert np.array_equal(attended(stored.layer(1), queries[:, :1]), attended(layers[1], queries[:, :1]))
+        assert same(attended(stored.layer(1), queries[:, :1]), attended(layers[1], queries[:, :1]))
     assert mdkv.write([stored.layer(0), stored.layer(1)], identity="s").tobytes() == data.tobytes()  # of a file that was read
     assert len(mdkv.read(mdkv.write([]))) == 0
 
@@ -141,10 +146,10 @@ def test_plain_tensors_and_their_places(random):
             np.put_along_axis(there, places[..., None].astype(int), found[:, :N], axis=1)
             assert np.array_equal(there[:, window], full[:, window]) and 0 < off(there, full.astype(float)) < 0.1
     for call, message in (
-            (lambda: layer.unpack(rows[0, :, :9], rows[1, :, :9]), "S = 9; a head has 600 rows"),
+            (lambda: layer.unpack(rows[0, :, :9], rows[1, :, :9]), f"S = 9; a head has {N} rows"),
             (lambda: mdkv.write([layer], tokens=N, positions=[]), "positions are of 0 layers, not of the 1"),
             (lambda: mdkv.write([layer], tokens=N, positions=[places[:, 1:].copy()]), r"positions \[H, S\] are"),
-            (lambda: mdkv.write([layer], tokens=9), "layer 0: a head holds 600 tokens; place.tokens allows 9"),
+            (lambda: mdkv.write([layer], tokens=9), f"layer 0: a head holds {N} tokens; place.tokens allows 9"),
             (lambda: mdkv.write([layer], tokens=N, positions=[places + 1]), "a position of head 0 lies outside")):
         with pytest.raises(ValueError, match=message):
             call()

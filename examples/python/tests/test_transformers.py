@@ -2,11 +2,13 @@
 MDKV_REFERENCE_MODEL and MDKV_SECOND_MODEL name GGUF files."""
 import contextlib
 import copy
+import gc
 import os
 import pathlib
 import pickle
 import sys
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ import gguf_folder
 
 SEED = 7
 DEVICE = os.environ.get("MDKV_TEST_DEVICE", "cpu")  # pytest --device
+PART = 4 if "MDKV_TEST_SMALL" in os.environ else 1  # the executor has so small a part of long texts
 SIZES = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
              head_dim=16, vocab_size=97, max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=96)
 MODELS = {
@@ -55,7 +58,7 @@ def small(kind, dtype=torch.float32, **changes):
 
 
 def text(length, batch=1):
-    return torch.randint(2, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(SEED)).to(DEVICE)
+    return torch.randint(2, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(SEED), device="cpu").to(DEVICE)
 
 
 @torch.no_grad()
@@ -151,11 +154,12 @@ def test_losses_of_ones_own(preset):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_types(dtype):
+@pytest.mark.parametrize("reading", [False, True])
+def test_half_types(dtype, reading):
     model, ids = small("qwen2", dtype), text(100)
-    calls = (90, 1, 5)
+    calls = (50, 40, 1, 5)
     expected = logits(model, plain(model), ids, calls)
-    cache = mdkv.transformers.Cache(model.config, budget=1.0)
+    cache = mdkv.transformers.Cache(model.config, budget=1.0, prompt_tokens=90, while_reading=reading)
     assert kl(expected, logits(model, cache, ids, calls)) < (1e-3 if dtype == torch.bfloat16 else 1e-5)
     assert cache.compressed[0].packed[0].dtype == str(dtype).removeprefix("torch.")
 
@@ -185,18 +189,19 @@ def test_generate_gives_the_same_tokens():
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize("preset", ["best", "by_window"])
 def test_a_prompt_in_chunks_is_the_prompt_at_once(kind, preset):
-    model, ids = small(kind), text(640)
-    found = []
-    for calls in ((600, 1, 8), (300, 290, 10, 1, 8)):
-        cache = mdkv.transformers.Cache(model.config, budget=0.3, preset=preset, prompt_tokens=600)
+    model, prompt = small(kind), 600 // PART
+    ids, found = text(prompt + 40), []
+    for calls in ((prompt, 1, 8), (prompt // 2, prompt // 2 - 10, 10, 1, 8)):
+        cache = mdkv.transformers.Cache(model.config, budget=0.3, preset=preset, prompt_tokens=prompt)
         found.append(logits(model, cache, ids, calls)[:, -9:])
         assert all(layer.packed and layer.held is None for layer in cache.compressed)
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
-    options = dict(attention_mask=torch.ones_like(ids[:, :600]), max_new_tokens=5, do_sample=False, prefill_chunk_size=256)
-    cache = mdkv.transformers.Cache(model.config, 1.0, preset, prompt_tokens=600)
-    assert torch.equal(model.generate(ids[:, :600], **{CACHE_ARGUMENT: cache}, **options),
-                       model.generate(ids[:, :600], **{CACHE_ARGUMENT: plain(model)}, **options))
-    assert cache.compressed[0].packed[0].compressed_tokens == 600
+    ids = ids[:, :prompt]
+    options = dict(attention_mask=torch.ones_like(ids), max_new_tokens=5, do_sample=False, prefill_chunk_size=256 // PART)
+    cache = mdkv.transformers.Cache(model.config, 1.0, preset, prompt_tokens=prompt)
+    assert torch.equal(model.generate(ids, **{CACHE_ARGUMENT: cache}, **options),
+                       model.generate(ids, **{CACHE_ARGUMENT: plain(model)}, **options))
+    assert cache.compressed[0].packed[0].compressed_tokens == prompt
 
 
 def test_tokens_after_the_prompt_in_its_last_call():
@@ -313,18 +318,18 @@ def test_tails_of_short_prompts_are_folded():
 @pytest.mark.parametrize("kind, lower", [("llama", torch.bfloat16), ("qwen3", torch.bfloat16), ("llama", torch.float16)])
 def test_autocast_is_that_of_dynamic_cache(kind, lower):
     model, ids = small(kind), text(80, batch=2)
-    calls = (60, 1, 5, 1)
-    with torch.autocast("cpu", dtype=lower):
+    calls = (40, 20, 1, 5, 1)
+    with torch.autocast(DEVICE, dtype=lower):
         expected = logits(model, plain(model), ids, calls)
-        for preset in ("best", "by_window"):
-            cache = mdkv.transformers.Cache(model.config, 1.0, preset)
+        for preset, reading in (("best", True), ("best", False), ("by_window", False)):
+            cache = mdkv.transformers.Cache(model.config, 1.0, preset, prompt_tokens=60, while_reading=reading)
             assert kl(expected, logits(model, cache, ids, calls)) < (1e-3 if lower == torch.bfloat16 else 1e-5)
             assert cache.compressed[0].packed[0].dtype == str(lower).removeprefix("torch.")
-    other = mdkv.transformers.Cache(model.config, 1.0)
+    other = mdkv.transformers.Cache(model.config, 1.0, prompt_tokens=60)
     logits(model, other, ids, calls)
     with torch.no_grad(), refused("in a cache of torch.*float16; .*autocast for all calls or for none"):
         model(ids[:, :1], **{CACHE_ARGUMENT: cache})
-    with torch.no_grad(), torch.autocast("cpu", dtype=lower), refused("in a cache of torch.float32; .*autocast"):
+    with torch.no_grad(), torch.autocast(DEVICE, dtype=lower), refused("in a cache of torch.float32; .*autocast"):
         model(ids[:, :1], **{CACHE_ARGUMENT: other})
 
 
@@ -405,6 +410,18 @@ def test_other_caches_and_no_cache_still_work():
         assert model.config._attn_implementation == "mdkv"
         torch.testing.assert_close(model(ids).logits, expected)
         torch.testing.assert_close(model(ids, use_cache=False).logits, expected)
+
+
+@pytest.mark.parametrize("options", [dict(preset="by_window", tail=4), dict(), dict(while_reading=True)], ids=str)
+def test_torchs_default_device_may_be_another_one(options):
+    model, ids = small("llama"), text(60, batch=2)
+    found = []
+    for place in (DEVICE, "meta"):
+        with torch.device(place):
+            cache = mdkv.transformers.Cache(model.config, 0.5, **options)
+            found.append(logits(model, cache, ids, (50, *[1] * 6)))
+            cache.batch_repeat_interleave(2)
+    assert torch.equal(*found)
 
 
 def test_rungs_of_every_token():
@@ -619,7 +636,7 @@ def test_rotary_encodings_are_measured():
 @pytest.mark.parametrize("reading", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "phi", "glm", "gemma3_text", *ROPES])
 def test_frequencies_are_those_that_the_model_has_after_to(kind, reading):
-    ids, calls = text(300), (280, 1, 12, 1)
+    ids, calls = text(300), (280 // PART, 1, 12, 1)
     for change in (lambda model: model.to(torch.bfloat16), lambda model: model.half(), lambda model: model.to(torch.bfloat16).float()):
         model = change(small("llama", rope_parameters=ROPES[kind]) if kind in ROPES else small(kind))
         name = "full_attention_inv_freq" if kind == "gemma3_text" else "inv_freq"
@@ -731,6 +748,12 @@ def test_the_measurement_changes_nothing():
     caches = [mdkv.transformers.Cache(model.config, 0.4, prompt_tokens=90, rope=rope) for rope in (None, mdkv.Rope(base=1e4))]
     found = [logits(model, cache, ids, calls) for cache in caches]
     assert caches[0].compressed[0].rope["base"] == 1e4 and torch.equal(*found)
+    cache = mdkv.transformers.Cache(model.config, 0.4)
+    logits(model, cache, ids, (90, 1))
+    kept = weakref.ref(cache)
+    del cache
+    gc.collect()
+    assert kept() is None
 
 
 # Real models.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The wheels that cmake/packaging/wheel.sh made, as users install them: `pip install FILE` in Debian roots with Python and no
 # compiler, and in fresh environments of this machine's Pythons; then the lines of "A layer" in the package's README, on this
-# processor, on one that tells of no AVX-512, and on one that tells of no AVX2, where the import must say what is missing.
+# processor, on one without AVX-512, and the messages on one without AVX2 and, of the wheel with CUDA, without a GPU.
 #
 #   bash tests/build/packaging/wheel_try.sh FOLDER OUT [PYTHON]...     OUT: the wheels' folder; PYTHON: interpreters of this machine
 #
@@ -32,41 +32,40 @@ model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=99, hi
 inputs = {"input_ids": torch.randint(99, (1, 200)), "max_new_tokens": 4}'
     section "From Python" "$mdkv_root/README.md"
 } >"$folder/with_torch.py"
-cat >"$folder/older.py" <<'E2'
-try:
-    import mdkv
-except ImportError as error:
-    print(error)
-    raise SystemExit("it lacks abm, avx2, bmi1, bmi2, f16c, fma, movbe." not in str(error))
-raise SystemExit("the import succeeded")
-E2
+echo 'try: import mdkv
+except ImportError as error: raise SystemExit("it lacks abm, avx2, bmi1, bmi2, f16c, fma, movbe." not in str(error) and str(error))
+raise SystemExit("the import succeeded")' >"$folder/older.py"
+echo 'import mdkv
+assert mdkv.build()["cuda"] == "80,90", mdkv.build()
+try: mdkv.Prompt(mdkv.presets.by_window, layers=1, heads=1, key_dim=64, tokens=9, dtype="float16", backend=mdkv.CudaBackend())
+except RuntimeError as error: raise SystemExit("CudaBackend" not in str(error) and str(error))' >"$folder/no_gpu.py"
 printf 'flags\t\t: fpu %s\n' "avx2 fma bmi1 bmi2 f16c movbe abm" >"$folder/cpuinfo.v3"
 printf 'flags\t\t: fpu sse4_2\n' >"$folder/cpuinfo.v2"
 
-# wheel_for VERSION: prints the wheel for a version of Python
+# wheel_for VERSION [PACKAGE]: prints the wheel for a version of Python
 wheel_for() {
     local tag=cp${1/./}-cp${1/./}
     ((${1#3.} < 12)) || tag='cp3*-abi3'
-    compgen -G "$out/mdkv-*-$tag-*.whl"
+    compgen -G "$out/${2:-mdkv}-*-$tag-*.whl"
 }
 
 # try_wheel NAME ROOT PYTHON FOLDER: FOLDER is this script's own one as the root sees it
 try_wheel() {
-    local name=$1 root=$2 python=$3 seen=$4 version wheel
+    local name root=$2 python=$3 seen=$4 version wheel package
     version=$(inside "$root" "" "$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-    wheel=$(wheel_for "$version") || {
-        skip "$name" "$out has no wheel for Python $version"
-        return
-    }
-    name+=", Python $version, $(basename "$wheel")"
     mkdir -p "${root%/}$seen"
     [[ $root == / ]] || cp "$folder"/*.py "${root%/}$seen/"
-    cp "$wheel" "${root%/}$seen/"
-    inside "$root" "" "$python" -m venv --clear "$seen/venv"
-    try "$name: pip install" inside "$root" "" "$seen/venv/bin/python" -m pip install -q --only-binary=:all: "$seen/$(basename "$wheel")"
-    try "$name: README's lines" inside "$root" "" "$seen/venv/bin/python" "$seen/lines.py"
-    try "$name: README's lines without AVX-512" inside "$root" "$folder/cpuinfo.v3" env EXPECTED=x86-64-v3 "$seen/venv/bin/python" "$seen/lines.py"
-    try "$name: the message without AVX2" inside "$root" "$folder/cpuinfo.v2" "$seen/venv/bin/python" "$seen/older.py"
+    for package in mdkv 'mdkv_cu*'; do
+        name="$1, Python $version, $package"
+        wheel=$(wheel_for "$version" "$package") || { skip "$name" "$out has no such wheel" && continue; }
+        cp "$wheel" "${root%/}$seen/"
+        inside "$root" "" "$python" -m venv --clear "$seen/venv"
+        try "$name: pip install" inside "$root" "" "$seen/venv/bin/python" -m pip install -q --only-binary=:all: "$seen/$(basename "$wheel")"
+        try "$name: README's lines" inside "$root" "" "$seen/venv/bin/python" "$seen/lines.py"
+        try "$name: README's lines without AVX-512" inside "$root" "$folder/cpuinfo.v3" env EXPECTED=x86-64-v3 "$seen/venv/bin/python" "$seen/lines.py"
+        try "$name: the message without AVX2" inside "$root" "$folder/cpuinfo.v2" "$seen/venv/bin/python" "$seen/older.py"
+        [[ $package == mdkv ]] || try "$name: the message without a GPU" inside "$root" "" "$seen/venv/bin/python" "$seen/no_gpu.py"
+    done
 }
 
 for suite in "${suites[@]}"; do

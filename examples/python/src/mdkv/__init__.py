@@ -18,6 +18,8 @@ import os as _os
 import platform as _platform
 import typing as _typing
 
+import numpy as _numpy
+
 if _typing.TYPE_CHECKING:
     from ._module import *  # noqa: F403
 
@@ -96,15 +98,16 @@ class presets:
     __doc__ += "\n    ".join(repr(one) for one in (best, any_question, by_window, paper, paper_literal, evict))
 
 
-def _lse_of(queries, keys, scale, backend):
+def _lse_of(queries, keys, scale, backend, sink_logits):
     if CudaBackend is None or not isinstance(backend, CudaBackend):
-        return log_sum_exps(queries, keys, scale, backend)
+        lse = log_sum_exps(queries, keys, scale, backend)
+        return lse if sink_logits is None else _numpy.logaddexp(lse, _numpy.asarray(sink_logits, _numpy.float32)[:, None])
     from .device import log_sum_exps as by_torch
-    return by_torch(queries, keys, scale)
+    return by_torch(queries, keys, scale, sink_logits)
 
 
 def compress(queries, keys, values, limit, preset="by_window", *, rope=None, scale=0.0, backend=None,
-             ranks=None, losses=None):
+             ranks=None, losses=None, sink_logits=None):
     """Compresses one layer of a prompt that was read: returns its Layer, and a report as a dictionary.
 
     queries [H*G, Q, D] of the last Q tokens, keys [H, N, D], values [H, N, Dv], after position encoding, of one element
@@ -112,8 +115,8 @@ def compress(queries, keys, values, limit, preset="by_window", *, rope=None, sca
     replays (`best`, `any_question`) needs the queries of all tokens, Q = N, and the model's `rope`. ranks: an `mdkv.Ranks` if other processes
     have further heads of the layer: the limit is of all heads, and an error of one rank is an error of all. losses: your
     own, float32 [H, R, N - preset.window], in the place of the preset's scores: how much is lost if a token is stored at each rung
-    of preset.ratios (`Prompt.take_losses`; neither `rope` nor other queries than the last are needed then). Cost: all stages; the
-    layer's memory is the budget's.
+    of preset.ratios (`Prompt.take_losses`; neither `rope` nor other queries than the last are needed then). sink_logits: float32
+    [H*G], the model's, which `Layer.attend` and `Layer.recompress` take, too. Cost: all stages; the layer's memory is the budget's.
     """
     exchanges = 0 if ranks is None else ranks.exchanges
     try:
@@ -126,6 +129,9 @@ def compress(queries, keys, values, limit, preset="by_window", *, rope=None, sca
         if heads and (queries.shape[0] < heads or queries.shape[0] % heads):
             raise InvalidArgument(f"compress: queries [H*G, Q, D] have {queries.shape[0]} heads, which the {heads} KV heads of "
                                   "keys [H, N, D] do not divide")
+        if sink_logits is not None and tuple(sink_logits.shape) != (queries.shape[0],):
+            raise InvalidArgument(f"compress: sink_logits have the shape {list(sink_logits.shape)}; they must be [H*G], [{queries.shape[0]}]")
+        sinks = {} if sink_logits is None else {"sink_logits": sink_logits}
         if losses is not None:
             preset = preset.replace(replayed={"join": 0.0})
         elif preset.replayed is not None and queries.shape[1] != tokens:
@@ -139,10 +145,10 @@ def compress(queries, keys, values, limit, preset="by_window", *, rope=None, sca
         if losses is not None:
             prompt.take_losses(0, losses)
         elif preset.replayed is not None:
-            prompt.read_chunk(0, 0, queries, keys, values)
+            prompt.read_chunk(0, 0, queries, keys, values, **sinks)
         last = queries[:, max(queries.shape[1] - preset.queries, 0):]
-        lse = _lse_of(last, keys, scale, backend) if preset.stand_ins else None
-        prompt.finish_layer(0, last, keys, values, lse)
+        lse = _lse_of(last, keys, scale, backend, sink_logits) if preset.stand_ins else None
+        prompt.finish_layer(0, last, keys, values, lse, **sinks)
         prompt.allocate(limit)
     except BaseException:
         if ranks is not None and ranks.exchanges == exchanges:  # no call has told the others

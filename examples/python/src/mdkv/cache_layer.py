@@ -124,14 +124,14 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats):
-        self.batch_select_indices(torch.arange(self.batch).repeat_interleave(repeats))
+        self.batch_select_indices(torch.arange(self.batch, device="cpu").repeat_interleave(repeats))
 
     def batch_select_indices(self, indices):
         """Sequence b becomes a copy of the sequence indices[b]."""
         if self.tokens and not self.packed:
             raise NotImplementedError("mdkv: sequences cannot be reordered before their prompt's end")
         if self.packed:
-            order = torch.arange(self.batch)[indices.cpu()].tolist()
+            order = torch.arange(self.batch, device="cpu")[indices.cpu()].tolist()
             self.packed = [self.packed[i].copy() if i in order[:b] else self.packed[i] for b, i in enumerate(order)]
             self.limits, self.pads = [self.limits[i] for i in order], [self.pads[i] for i in order]
             self.token_rungs = [copy.deepcopy(self.token_rungs[i]) for i in order if self.token_rungs]
@@ -357,7 +357,7 @@ class CacheLayer(cache_utils.CacheLayerMixin):
         for b, length in enumerate(self.lengths()):
             queries, keys, values = (one[b, :, max(one.shape[2] - length, 0):] for one in (self.queries, *self.held))
             if len(self.lse) <= b:
-                found = torch.as_tensor(self.cache.backends.log_sum_exps(queries, keys, self.scale))
+                found = self.cache.backends.log_sum_exps(queries, keys, self.scale)
                 self.lse.append(torch.logaddexp(found, self.sinks["sink_logits"][:, None]) if self.sinks else found)
             yield queries, keys, values, self.lse[b]
 

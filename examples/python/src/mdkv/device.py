@@ -78,22 +78,25 @@ class Backends:
         return [one if one.device == "cpu" and to is self._host else one.to(to) for one in layers]
 
     def log_sum_exps(self, queries, keys, scale):
-        """See mdkv.log_sum_exps; of a device a tensor there, which nothing waits for."""
+        """A tensor where queries are, see mdkv.log_sum_exps; nothing waits for a device's."""
         on = self[queries.device]
-        return mdkv.log_sum_exps(queries, keys, scale, on) if on is self._host else log_sum_exps(queries, keys, scale)
+        if on is not self._host:
+            return log_sum_exps(queries, keys, scale)
+        return torch.from_numpy(mdkv.log_sum_exps(queries, keys, scale, on))
 
 
-def log_sum_exps(queries, keys, scale):
+def log_sum_exps(queries, keys, scale, sink_logits=None):
     """The log-sum-exps [H*G, Q], float32, of the last Q of N tokens' queries [H*G, Q, D] over the keys [H, N, D] that each one sees,
-    by torch."""
+    and over sink logits [H*G], by torch."""
     heads, (tokens, dim), count = keys.shape[0], keys.shape[1:], queries.shape[1]
     later = torch.ones(count, count, dtype=torch.bool, device=keys.device).triu(1)
     found = []
-    for own, head in zip(queries.reshape(heads, -1, count, dim).float(), keys.float()):
-        logits = (scale or dim ** -0.5) * (own @ head.T)
-        logits[..., tokens - count:].masked_fill_(later, -torch.inf)
-        found.append(logits.logsumexp(-1))
-    return torch.cat(found)
+    with torch.autocast(keys.device.type, enabled=False):
+        for own, head in zip(queries.float().unflatten(0, (heads, -1)), keys.float()):
+            logits = (scale or dim ** -0.5) * (own @ head.T)
+            logits[..., tokens - count:].masked_fill_(later, -torch.inf)
+            found.append(logits.logsumexp(-1))
+    return torch.cat(found) if sink_logits is None else torch.logaddexp(torch.cat(found), sink_logits[:, None])
 
 
 def current(device):

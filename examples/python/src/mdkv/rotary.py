@@ -82,7 +82,7 @@ def _encoding(config, module, dim, sequence, seen, offsets, modules):
     rows = [one[sequence].double().cpu() for one in (seen.query, seen.keys)]
     kind = seen.keys.device.type
     lower = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else seen.keys.dtype
-    tolerance, offsets = _TOLERANCE.get(lower, 2e-4), torch.tensor(offsets, dtype=torch.float64)
+    tolerance, offsets = _TOLERANCE.get(lower, 2e-4), torch.tensor(offsets, dtype=torch.float64, device="cpu")
     unrotated = {"frequencies": [0.0] * (dim // 2)}
     if all(_error(one, unrotated, "halves", offsets) < 0.2 * tolerance for one in rows):  # slow frequencies turn little in a position
         return unrotated
@@ -121,8 +121,9 @@ def _running(module):
     `forward` is running, this one first and the whole model last."""
     frame, modules, arguments = sys._getframe(1), [], None
     while frame is not None:
-        names, _, more, values = inspect.getargvalues(frame)
-        if frame.f_code.co_name == "forward" and names and isinstance(values.get(names[0]), torch.nn.Module):
+        # before Python 3.13 a frame keeps the locals that it was asked for: a caller's, its cache, too
+        names, _, more, values = inspect.getargvalues(frame) if frame.f_code.co_name == "forward" else (None,) * 4
+        if names and isinstance(values.get(names[0]), torch.nn.Module):
             if arguments is None and values[names[0]] is module:
                 arguments = {**{name: values[name] for name in names[1:] if name in values}, **(values[more] if more else {})}
             modules.append(values[names[0]])
@@ -207,8 +208,8 @@ def _told(config, dim, layer_type, one, name):
 def _frequencies(options):
     """Angles [count / 2] a position, float64, of arguments of `mdkv.Rope`."""
     if "frequencies" in options:
-        return torch.tensor(options["frequencies"], dtype=torch.float64)
-    return options["base"] ** (-torch.arange(0, options["rotating"], 2, dtype=torch.float64) / options["rotating"])
+        return torch.tensor(options["frequencies"], dtype=torch.float64, device="cpu")
+    return options["base"] ** (-torch.arange(0, options["rotating"], 2, dtype=torch.float64, device="cpu") / options["rotating"])
 
 
 def _error(rows, options, pairs, offsets):

@@ -38,14 +38,14 @@ __device__ __forceinline__ void copy_rows(int lane, std::byte const* from, int s
             bool const in_range = !Exact ? (step == 0 ? row * copied_row : 0) + column + i < n
                                   : last ? first == 0 && (Size % copied_row == 0 || column + i < Size % copied_row)
                                          : true;
+            // unwritten: rows of a tile behind a tail's last token, which have no weight
             if (in_range) { device::copy_async<Bytes>(to + Rows::smem_offset(Values, row, column + i), from + i); }
         }
         from += (before(j + at_once) - before(j)) * between;
     }
 }
 
-/// Begins to copy a tile's n bytes, or all `Size` if there are more, or exactly as many if `Exact`, whose addresses are
-/// multiples of `align`.
+/// Begins to copy a tile's n bytes, or all `Size` if there are more or if `Exact`, whose addresses are multiples of `align`.
 template <class Rows, bool Values, int Size, bool Exact>
 __device__ __forceinline__ void copy_tile(int align, int lane, std::byte const* from, int step, int n, std::byte* to)
 {
