@@ -162,11 +162,10 @@ part_fuzz() {
         -DMDKV_FUZZ_RUNS=200000 -DCMAKE_CXX_COMPILER="$mdkv_clang" "${small[@]}"
 }
 
-# The device's tests in three orders of threads, and faults that they must find; the Python package's tests on a device.
+# The device's tests in three orders of threads, and faults that they must find.
 part_ptx() {
     gpu_leg ptx 'mdkv_gpu_kernels mdkv_gpu_tests mdkv_ptx_tests' '^(gpu/kernels|ptx/)'
     if has_nvcc; then checked "ptx/mutations" python3 "$mdkv_root/tests/ptx/mutations.py" "$build/ptx/tests/gpu/mdkv_ptx_tests"; fi
-    if (setup_python_peers); then device_tests device transformers while_reading reader storing mdkv; fi
 }
 
 # Other projects' compilers and flags; the reference.

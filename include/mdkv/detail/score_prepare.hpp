@@ -219,7 +219,7 @@ struct score_join
 
     in_view<float, 2, B> lse;       // [H*G, Q]  natural logarithm, or empty
     in_view<float, 2, B> elsewhere; // [H*G, Q]  or empty
-    float early_weight;             // of queries before the last `question` ones
+    float early_weight;             // weight before the last `question` queries
     index_t question;
     score_plan plan;
 
