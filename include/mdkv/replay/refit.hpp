@@ -37,13 +37,13 @@ struct refit_part
         return share < 1 ? 1 : share > span ? span : share;
     }
     [[nodiscard]] constexpr index_t step(index_t group) const noexcept { return span / each(group); }
-    /// The same for chunks of so many tokens: blocks side by side, of half the length and a quarter of the rows.
+    /// The same for chunks of so many tokens: blocks side by side, of half the length and rows.
     [[nodiscard]] constexpr refit_part of_chunks(index_t chunk) const noexcept
     {
         refit_part part = *this;
         part.span       = (span + 1) / 2;
         part.apart      = part.span;
-        part.rows       = (rows + 3) / 4;
+        part.rows       = (rows + 1) / 2;
         part.blocks     = chunk / part.span;
         return part;
     }
