@@ -63,10 +63,10 @@ def test_bytes_while_a_prompt_is_read():
             model(ids[:, first : first + chunk], **{CACHE_ARGUMENT: cache})
             report, each = cache.report(), token_bytes(cache)
             assert report["tokens"] == first + chunk and report["other_bytes"] == 0
-            assert 0 < report["arena_bytes"] <= limit * each
+            assert 0 < report["arena_bytes"] <= 1.25 * limit * each  # a quarter of slack until the end
             held = cache.compressed[0].group.bytes()
             assert report["compressed_bytes"] == report["bytes"] == held["total"]
-            assert held["arena"] + held["tail"] <= (limit + 256) * each and held["losses"] > 0
+            assert held["arena"] + held["tail"] <= (1.25 * limit + 256) * each and held["losses"] > 0
             assert report["uncompressed_bytes"] == (first + chunk) * each and cache.layers[0].keys is None
         model(ids[:, 8 * chunk :], **{CACHE_ARGUMENT: cache})
     assert cache.report()["arena_bytes"] <= limit * each and not cache.compressed[0].group.readers
