@@ -91,8 +91,7 @@ void bind_reader(nb::module_& m)
             "queries, keys and values. rope: the model's. check_finite: search for NaNs and infinities first. limit: "
             "of an average layer, for window and all tokens, see Budget; a share is one of `tokens`. chunk: the most "
             "tokens of a chunk, which are held uncompressed beside the limit. slack: share of the limit that stored "
-            "tokens may take beside it before the prompt's end; None: a quarter if the preset's last queries score, "
-            "otherwise none.")
+            "tokens may take beside it before the prompt's end.")
         .def(
             "attend",
             [](reader_object& x, index_t layer, input const& q, input const& k, input const& v, output const& to,
