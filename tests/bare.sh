@@ -38,8 +38,8 @@ for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_DEFAULT_TIMEOUT http_proxy htt
     [[ -z ${!name:-} ]] || environment+=("$name=${!name}")
 done
 if [[ -n ${CCACHE_DIR:-} ]]; then
-    cp -r "$CCACHE_DIR" "$root/root/ccache"
-    environment+=(CCACHE_DIR=/root/ccache CCACHE_COMPILERCHECK=content CCACHE_SLOPPINESS=locale)
+    cp -r "$CCACHE_DIR" "$root/var/cache/ccache"
+    environment+=(CCACHE_DIR=/var/cache/ccache CCACHE_COMPILERCHECK=content CCACHE_SLOPPINESS=locale)
 fi
 
 number=0 status=0

@@ -11,10 +11,10 @@
 # from PyPI, too, to $XDG_CACHE_HOME/mdkv/wheel. CMAKE_BUILD_PARALLEL_LEVEL is the number of compilers at once. ccache, if there is
 # one, spares the second Python most of the work.
 #
-# Where nvcc is, on the PATH or in /usr/local/cuda, the stable ABI has one more wheel: mdkv-cuN, N the toolkit's number, the package
-# with CUDA devices for sm_80 and sm_90, whose PTX newer ones compile, and for CPUs with AVX2. It has the CUDA runtime inside and
-# takes a driver alone. nvcc's host compiler is g++, whose runtime is inside, too; its tag says which glibc that takes.
-# MDKV_WHEELS=cuda makes that wheel alone.
+# MDKV_WHEELS=cuda makes another one of the stable ABI in their place, with nvcc of the PATH or of /usr/local/cuda: mdkv-cuN, N the
+# toolkit's number, the package with CUDA devices for sm_80 and sm_90, whose PTX newer ones compile, and for CPUs with AVX2. It has
+# the CUDA runtime inside and takes a driver alone. nvcc's host compiler is g++, whose runtime is inside, too; its tag says which
+# glibc that takes.
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../examples/setup.sh"
@@ -64,7 +64,7 @@ fi
 ((${#pythons[@]} > 0)) || die 2 "there is no Python with headers (Debian and Ubuntu: packages python3-dev, python3-venv)"
 
 environment "$work/tools" python3 "${tools[@]}"
-wheels=${MDKV_WHEELS:-all}
+wheels=${MDKV_WHEELS:-cpu}
 nvcc=$(command -v nvcc || find /usr/local/cuda/bin/nvcc 2>/dev/null) || nvcc=
 [[ $wheels != cuda || -n $nvcc ]] || die 2 "there is no nvcc"
 [[ $wheels == cuda ]] || setup_zig
@@ -130,7 +130,7 @@ for python in "${pythons[@]}"; do
     [[ $wheels == cuda ]] || CXX=$work/bin/c++ CXXFLAGS="$relative -include stdio.h" LDFLAGS="-Wl,--version-script=$work/exported" \
         build_wheel "$version" "python-$version" "$work/src" "manylinux_${glibc/./_}_x86_64" MDKV_PYTHON_CUDA=OFF
 done
-if [[ -n $nvcc && -n $stable ]]; then
+if [[ $wheels == cuda && -n $stable ]]; then
     toolkit=cu$("$nvcc" --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
     rm -rf "$work/src-$toolkit"
     cp -r "$work/src" "$work/src-$toolkit"

@@ -331,11 +331,11 @@ public:
     ///               first token is appended
     /// \return the layer's report; chosen has the tokens of each rung (cpu) and the multiplier of all layers. resident_bytes
     ///         counts stand-ins; if layers share a budget, it may be above budget_bytes, an average layer's
-    /// \cost   stand_in and pack; allocates the new cache of an owner
-    /// \sync   returns when done (cpu); enqueued on the stream, an owner's own stream is waited for (gpu)
+    /// \cost   stand_in and pack; allocates the new cache
+    /// \sync   returns when done (cpu); enqueued on the stream, the cache's own stream is waited for (gpu)
     /// \order  bitwise reproducible for equal inputs, for any number of threads
-    /// \throws invalid_argument        a shape disagrees, no rungs were chosen, `lse` is missing, or the destination does not fit
-    /// \throws std::bad_alloc          (or an exception of the cache's resource); the destination has not changed
+    /// \throws invalid_argument        a shape disagrees, no rungs were chosen, or `lse` is missing
+    /// \throws std::bad_alloc          (or an exception of the cache's resource); `to` has not changed
     template <class Cache>
     compress_report pack(B const& on, index_t layer, rows_of_layer const& rows, Cache& to)
     {

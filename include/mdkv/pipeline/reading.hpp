@@ -74,8 +74,7 @@ struct reader_work
     out_view<double, 4, B> grams{};     ///< [L, H, D, D]  of all keys before the chunk; L = 0 unless leverages weigh
     out_view<double, 1, B> factors{};   ///< [chunk]  of the chunk's tokens, if leverages weigh
     out_view<double, 1, B> totals{};    ///< [L]  losses at rung 0 of all tokens before the chunk
-    out_view<U, 4, B>
-        blocks{}; ///< [L, H*G, kept() * each, D]  queries of the chunk's blocks; L = 0 unless the preset refits
+    out_view<U, 4, B> blocks{}; ///< [L, H*G, kept() * each, D]  the chunk's queries to refit by; none unless it refits
 
     [[nodiscard]] layer_shape layer(index_t tokens) const
     {

@@ -113,9 +113,8 @@ struct recompressing
     index_t latest = INT64_MAX; // number of the queries that belong to the cache's last tokens; earlier queries see all
     index_t tokens_read = 0;    // tokens for which slots and stand-ins stand
     in_view<float, 2, B> lse{}; // [H*G, Q]  of the queries, over all that they saw; for stand-ins
-    in_view<U, 3, B>
-        refitting{}; // [H*G, blocks * each, D]  queries of the tail to refit by; of more blocks than it has, or none
-    refit_options<B> refitted{}; // blocks lie side by side, from the tail's first token on
+    in_view<U, 3, B> refitting{}; // [H*G, most blocks * each, D]  queries of the tail to refit by; or none
+    refit_options<B> refitted{};  // blocks lie side by side, from the tail's first token on
 
     index_t H     = shape.heads;
     index_t M     = shape.tokens;
@@ -292,9 +291,9 @@ private:
         unpack_rows(on, cache_slots.cache, old_keys, old_values, held);
         read_tail(on, cache_slots.cache, tail_keys, tail_values);
         refit_values(on,
-            refit_rows<B, T, U>{slice<1>(refitting, 0, rows), as_input(old_keys), as_input(old_values),
-                as_input(held), slice<1>(tail_keys, 0, n), slice<1>(tail_values, 0, n), as_input(values), 0,
-                as_input(listed), as_input(first)},
+            refit_rows<B, T, U>{slice<1>(refitting, 0, rows), as_input(old_keys), as_input(old_values), as_input(held),
+                slice<1>(tail_keys, 0, n), slice<1>(tail_values, 0, n), as_input(values), 0, as_input(listed),
+                as_input(first)},
             made, refitted, values);
         run(on, fill<std::uint8_t>{carried.data_handle(), 0, H * M}); // no stored bytes are copied
         return true;

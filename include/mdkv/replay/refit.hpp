@@ -150,8 +150,8 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     for (index_t b = 0; b < blocks; ++b)
     {
         auto const here = slice<1>(of.queries, b * each, each);
-        advance(on, here, of.own_keys.extent(1) - begin_of(b), options.encoding,
-            turned); // a row's block begins behind the prompt
+        // A row's block begins behind the text.
+        advance(on, here, of.own_keys.extent(1) - begin_of(b), options.encoding, turned);
         for (index_t g = 0; g < group; ++g)
         {
             auto const widen_to = [&](in_view<U, 3, B> const& from, out_view<float, 3, B> const& to) {
