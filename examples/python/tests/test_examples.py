@@ -19,7 +19,7 @@ import long_prompt
 import saved_prompt
 import texts
 import three_questions
-from test_transformers import small
+from test_transformers import PART, small
 
 
 class Letters:
@@ -40,7 +40,7 @@ def test_three_questions(tmp_path, monkeypatch):
     monkeypatch.setattr(texts, "PROSE", tmp_path)  # the made text
     assert len(texts.prose()) > 20000 and all(fact[0] in texts.document(Letters(), 4000) for fact in texts.FACTS)
     model, tokenizer = small("llama"), Letters()
-    ids, after = three_questions.prompt_of(tokenizer, 700)
+    ids, after = three_questions.prompt_of(tokenizer, 700 // PART)
     found = {"DynamicCache": three_questions.run(model, tokenizer, ids, after, transformers.DynamicCache(config=model.config))}
     for budget in (1.0, 0.25):
         cache = mdkv.transformers.Cache(model.config, budget, "any_question")
@@ -54,7 +54,7 @@ def test_saved_prompt(tmp_path, monkeypatch):
     monkeypatch.setattr(texts, "PROSE", tmp_path)  # the made text
     model, tokenizer, path = small("llama"), Letters(), tmp_path / "prompt.mdkv"
     monkeypatch.setattr(model.config, "_name_or_path", "small")  # the identity of a model that comes from a folder
-    ids, after = three_questions.prompt_of(tokenizer, 700)
+    ids, after = three_questions.prompt_of(tokenizer, 700 // PART)
     here = saved_prompt.save(model, tokenizer, ids, after, path, 0.25, "best")
     there = saved_prompt.load(model, tokenizer, ids, after, path)
     assert here["answers"] == there["answers"] and here["file"] == path.stat().st_size < here["cache"]
@@ -90,7 +90,7 @@ def save_small_model(folder):
 def test_blocks_of_pages_run_as_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     save_small_model("HuggingFaceTB/SmolLM2-135M-Instruct")
-    (tmp_path / "LICENSE").write_text("The licence of a boat. " * 60)
+    (tmp_path / "LICENSE").write_text("The licence of a boat. " * (60 // PART))
     names = {}
     for block in blocks(FOLDER.parents[1] / "README.md", "From Python", "See it run"):
         exec(block, names)
