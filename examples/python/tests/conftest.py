@@ -12,6 +12,7 @@ CPU_ALONE = {
     "asks the CPU's backend for its scratch memory": "test_scratch_is_given_back_at_a_prompts_end",
     "reads what a process prints, to which the executor adds a line":
         "test_the_package_is_imported_again_after_it_was_removed test_processors_that_tell_nothing",
+    "refuses outputs in the host's memory that cannot be written": "test_outputs_that_cannot_be_written",
     "shows the module's own classes": "test_help_lists_what_the_package_has",
     "maps a file's pages, which layers on the CPU alone read": "test_attention_reads_the_files_pages",
     "compares with the CPU of another process, bit for bit": "test_another_process_attends test_generate_in_another_process",

@@ -108,8 +108,8 @@ def test_refused_arguments(random):
         reader(backend=7)
     with pytest.raises(TypeError, match="a share from 0 to 1 or an mdkv.Budget"):
         reader(limit="12%")
-    made = reader()
-    with pytest.raises(ValueError, match="reader_options::chunk = 256"):
+    made = reader(chunk=200)
+    with pytest.raises(ValueError, match="reader_options::chunk = 200"):
         made.attend(0, *layer, output)
     made.attend(0, *(one[:, :5] for one in layer), output[:, :5])
     for l in (-1, L):

@@ -212,7 +212,7 @@ struct reader_work
         index_t const n       = pending > 0 ? pending : progress.of(0);
         index_t const all     = read + n;
         layer_shape const one = layer(all);
-        index_t const W       = one.window;
+        spending const by{settings, costs, one};
         reader_report report{.tokens = all, .limit_bytes = checked_multiply(limit_bytes, L), .chosen = {}};
         if (!last)
         {
@@ -223,7 +223,9 @@ struct reader_work
         for (index_t l = 0; l < L && all == 0 && last; ++l) { cache(l) = cache(l).like(layout(l, 0), 0, 0); }
         if (all == 0 || (n == 0 && !last)) { return measured(report); }
         bool const chooses = !fits(report.limit_bytes);
-        bool const counts  = n > 0 && pending == 0; // the chunk's tokens, into means
+        choice             = {.budget = limit_bytes, .coded_window = chooses && last && by.codes_window(limit_bytes)};
+        index_t const W    = choice.coded_window ? 0 : one.window; // tokens of a window in codes are like others
+        bool const counts  = n > 0 && pending == 0;                // the chunk's tokens, into means
         workspace::frame frame{on.scratch};
         auto const first = scratch_view<index_t>(on, frame, L * H + 1);
         std::vector<index_t> ends{0}; // heads' tokens among those of all heads, windows left out
@@ -257,16 +259,15 @@ struct reader_work
             {
                 run(on,
                     spread_losses<T, B>{slots_of(l, W, list_of(l)), kept_of(l), chunk_of(l),
-                        units_of(l, sums.totals + l, all, 1.0), list_of(l).of(loss)},
+                        units_of(l, sums.totals + l, all, 1.0), list_of(l).of(loss), one.window - W,
+                        static_cast<index_t>(settings.ratios.costliest_rotated())},
                     H);
                 if (settings.last_queries_score()) { join_layer(on, l, W, all, list_of(l), loss); }
             }
-            choice = {.budget = limit_bytes};
-            spending const by{settings, costs, one};
             auto const choose = [&](bool codes) {
                 by.plan_stand_ins(choice, codes);
                 index_t const made  = H * choice.stand_ins * by.stand_in_bytes(choice.coded_stand_ins);
-                index_t const spend = report.limit_bytes - L * (one.window_bytes() + made);
+                index_t const spend = report.limit_bytes - L * ((W > 0 ? one.window_bytes() : 0) + made);
                 auto const limits   = static_cast<std::size_t>(settings.shared ? 1 : L);
                 report.chosen = allocate_within(on, stage, std::vector(limits, spend / static_cast<index_t>(limits)),
                     costs, {.charge = settings.charge}, {as_input(loss), rung, as_input(first), most});

@@ -68,8 +68,8 @@ struct chunk_losses
     }
 };
 
-/// Writes the losses of a layer's tokens before its new window to their list. A rung above a token's own saves nothing. An item
-/// is a head.
+/// Writes the losses of a layer's tokens before its new window to their list. A rung above a token's own saves nothing. Tokens of a
+/// window that is stored in codes lose too much below these to be lowered further. An item is a head.
 template <element T, backend B>
 struct spread_losses
 {
@@ -82,23 +82,27 @@ struct spread_losses
     chunk_losses<B> chunk;
     layer_units unit;
     out_view<float, 2, B> loss; // [R, tokens]
+    index_t coded = 0;          // number of the last tokens that are such a window
+    index_t code  = 0;          // the rung of its codes
 
     MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         double const factor  = unit.of(0);
         index_t const stored = kept.stored(h);
         index_t const rungs  = loss.extent(0);
+        index_t const window = by_slot.tokens(h) - coded;
         by_slot.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
             for (index_t r = 0; r < rungs; ++r)
             {
                 index_t const own         = r < static_cast<index_t>(can.own) ? r : static_cast<index_t>(can.own);
                 bool const free           = own >= kept_losses(by_slot.layout);
+                index_t const stays       = r < code && code <= static_cast<index_t>(can.own) ? window : end;
                 bfloat16 const* const old = free ? nullptr : kept.row(h, own);
                 float* const to           = loss.row(r) + by_slot.begin(h);
                 for (index_t i = begin + t.rank(); i < end; i += t.size())
                 {
                     float const x = free ? 0.0F : i < stored ? widen(old[i]) : chunk.at(h, own, i - stored);
-                    to[i]         = static_cast<float>(double{x} * factor);
+                    to[i]         = i >= stays ? 0x1p100F : static_cast<float>(double{x} * factor);
                 }
             }
         });
