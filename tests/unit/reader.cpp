@@ -209,8 +209,7 @@ TEST_CASE("limits hold with stand-ins and slack, which is gone at the end, whate
     {
         for (index_t const part : {2, 5, 8, 13})
         {
-            CAPTURE(std::string{p.name});
-            CAPTURE(part);
+            INFO(p.name, " ", part);
             index_t const limit = x.layer_bytes() / part;
             read_text one{x, p, {.limit = budget::bytes(limit), .chunk = 128}};
             one.read(0, 400, 128);
@@ -238,11 +237,13 @@ TEST_CASE("limits hold with stand-ins and slack, which is gone at the end, whate
                 CHECK(form.window == (in_codes ? 0 : p.window));
                 for (index_t h = 0; h < 2 && part >= 8; ++h)
                 {
-                    head_entry const& head = c.view().heads[h];
-                    // A head with so much left from the window may drop too few tokens at the end.
-                    CHECK((in_codes ? head.stand_ins >= most / 4 && head.stand_ins <= most : head.stand_ins == most));
-                    index_t fine = 0;
-                    for (std::size_t r = p.ratios.costliest_rotated(); r < form.rungs; ++r) { fine += detail::slots_of_head(c.view(), h, r).tokens; }
+                    index_t const made = c.view().heads[h].stand_ins;
+                    CHECK((made == most || (in_codes && made >= most / 4 && made < most))); // few are dropped last
+                    index_t fine = 0;                                                       // in 8 bits or whole
+                    for (std::size_t r = 2; r < form.rungs; ++r)
+                    {
+                        fine += detail::slots_of_head(c.view(), h, r).tokens;
+                    }
                     CHECK((!in_codes || fine >= p.window));
                 }
             }
@@ -261,20 +262,16 @@ TEST_CASE("stand-ins take over the attention of tokens dropped in any chunk")
         read_text small{x, p, {.limit = budget::fraction(1, 10), .chunk = 256, .slack = 0}};
         held.read(0, 1024, 256);
         small.read(0, 1024, 256);
-        double sum              = 0;
-        std::size_t const count = 2 * 3 * 256;
-        for (std::size_t i = held.outputs.size() - count; i < held.outputs.size(); ++i)
+        double sum = 0;
+        for (std::size_t i = held.outputs.size() - 2 * 3 * 256; i < held.outputs.size(); ++i)
         {
             sum += double{held.outputs[i]} - double{small.outputs[i]};
         }
-        return sum / static_cast<double>(count);
+        return sum / (2 * 3 * 256);
     };
     double const without = lacking(0);
-    double const with    = lacking(8);
-    CAPTURE(without);
-    CAPTURE(with);
     CHECK(without > 0);
-    CHECK(std::fabs(with) < 0.6 * without);
+    CHECK(std::fabs(lacking(8)) < 0.6 * without);
 }
 
 TEST_CASE("refitted values bring the outputs of later chunks nearer to those over all tokens")
@@ -302,11 +299,7 @@ TEST_CASE("refitted values bring the outputs of later chunks nearer to those ove
         }
         return sum / static_cast<double>(values);
     };
-    double const without = afar(false, 256);
-    double const with    = afar(true, 256);
-    CAPTURE(without);
-    CAPTURE(with);
-    CHECK(with < 0.9 * without);
+    CHECK(afar(true, 256) < 0.9 * afar(false, 256));
     CHECK(afar(true, 48) == afar(false, 48)); // a chunk of one block has no rows that judge
 }
 
@@ -493,8 +486,7 @@ TEST_CASE(
         int again = 0, goes_on = 0;
         for (int k = 0, failed = 1; failed > 0; ++k)
         {
-            CAPTURE(std::string{p.name});
-            CAPTURE(k);
+            INFO(p.name, " ", k);
             support::failing_resource memory;
             {
                 std::vector<cache> caches;

@@ -149,11 +149,10 @@ struct reader_work
         auto const moved     = scratch_view<U>(on, frame, H * shape.group, kept_queries, shape.dims.keys);
         expects_finite_rows(on, shape, l, rows);
         if (settings.refitted) { keep_blocks(on, fit, shape.group, rows.queries, before, item_of(blocks, l)); }
-        index_t const position = read + before;
-        keep_sinks(on, rows, position, item_of(sinks, l));
+        keep_sinks(on, rows, read + before, item_of(sinks, l));
         auto const found = slice<2>(item_of(losses, l), before, n);
-        replay_chunks(
-            on, settings, shape.encoding, rows, position, n, as_input(item_of(sinks, l)), raw.empty() ? found : raw);
+        replay_chunks(on, settings, shape.encoding, rows, read + before, n, as_input(item_of(sinks, l)),
+            raw.empty() ? found : raw);
         if (!raw.empty()) { mdkv::pool(on, as_input(raw), settings.pooling, found); }
         auto const view = cache(l).view();
         truncate_tail(on, before, view); // tokens of a call for which memory ran out below
@@ -214,16 +213,13 @@ struct reader_work
         layer_shape const one = layer(all);
         spending const by{settings, costs, one};
         reader_report report{.tokens = all, .limit_bytes = checked_multiply(limit_bytes, L), .chosen = {}};
-        if (!last)
-        {
-            double const more = double{options.slack} * static_cast<double>(report.limit_bytes); // cut below 64 bits
-            report.limit_bytes +=
-                (std::min)(static_cast<index_t>((std::min)(more, 0x1p62)), INT64_MAX - report.limit_bytes);
-        }
+        double const extra = last ? 0.0 : double{options.slack} * static_cast<double>(report.limit_bytes);
+        report.limit_bytes += // cut below 64 bits
+            (std::min)(static_cast<index_t>((std::min)(extra, 0x1p62)), INT64_MAX - report.limit_bytes);
         for (index_t l = 0; l < L && all == 0 && last; ++l) { cache(l) = cache(l).like(layout(l, 0), 0, 0); }
         if (all == 0 || (n == 0 && !last)) { return measured(report); }
         bool const chooses = !fits(report.limit_bytes);
-        choice             = {.budget = limit_bytes, .coded_window = chooses && last && by.codes_window(limit_bytes)};
+        choice             = chooses && last ? by.plan(stage, limit_bytes) : prompt_choice{.budget = limit_bytes};
         index_t const W    = choice.coded_window ? 0 : one.window; // tokens of a window in codes are like others
         bool const counts  = n > 0 && pending == 0;                // the chunk's tokens, into means
         workspace::frame frame{on.scratch};

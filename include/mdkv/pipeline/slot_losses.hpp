@@ -82,21 +82,20 @@ struct spread_losses
     chunk_losses<B> chunk;
     layer_units unit;
     out_view<float, 2, B> loss; // [R, tokens]
-    index_t coded = 0;          // number of the last tokens that are such a window
-    index_t code  = 0;          // the rung of its codes
+    index_t coded, code;        // number of the last tokens that are such a window, and the rung of its codes
 
     MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         double const factor  = unit.of(0);
         index_t const stored = kept.stored(h);
         index_t const rungs  = loss.extent(0);
-        index_t const window = by_slot.tokens(h) - coded;
         by_slot.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
             for (index_t r = 0; r < rungs; ++r)
             {
-                index_t const own         = r < static_cast<index_t>(can.own) ? r : static_cast<index_t>(can.own);
+                auto const highest        = static_cast<index_t>(can.own);
+                index_t const own         = r < highest ? r : highest;
                 bool const free           = own >= kept_losses(by_slot.layout);
-                index_t const stays       = r < code && code <= static_cast<index_t>(can.own) ? window : end;
+                index_t const stays       = r < code && code <= highest ? by_slot.tokens(h) - coded : end;
                 bfloat16 const* const old = free ? nullptr : kept.row(h, own);
                 float* const to           = loss.row(r) + by_slot.begin(h);
                 for (index_t i = begin + t.rank(); i < end; i += t.size())

@@ -85,20 +85,13 @@ struct spending
         index_t const exact    = layer.window_bytes();
         index_t const coded    = coded_window_bytes();
         next.all_full = settings.ratios[best].full() && bytes - exact >= layer.heads * layer.tokens * costs.bytes[best];
-        next.coded_window    = !next.all_full && codes_window(bytes);
+        next.coded_window    = !next.all_full && coded < exact && settings.window_part > bytes / exact;
         index_t const window = next.coded_window ? coded : exact;
         expects(bytes >= window, stage, ": a budget of ", bytes, " bytes a layer cannot hold the window of ",
             layer.window, " tokens; at least ", window, " bytes are needed");
         if (next.all_full || !settings.ratios.can_drop()) { return next; }
         plan_stand_ins(next, true);
         return next;
-    }
-
-    /// Whether the window of a limit of so many bytes is stored in codes.
-    [[nodiscard]] bool codes_window(index_t bytes) const
-    {
-        index_t const exact = layer.window_bytes();
-        return coded_window_bytes() < exact && settings.window_part > bytes / exact;
     }
 
     /// Sets how stand-ins are stored, and the most of a head: fewer if they are uncompressed against the preset's wish.
