@@ -132,7 +132,7 @@ struct growing_cache
     /// Appends [1, H, D] and [1, H, Dv].
     void add(tensor<T, 3> const& key, tensor<T, 3> const& value)
     {
-        run([&](mdkv::cpu::backend const& on) {
+        run([&, this](mdkv::cpu::backend const& on) {
             mdkv::append(on, mdkv::in(on, key.data(), 3, key.extent(2)), mdkv::in(on, value.data(), 3, value.extent(2)),
                 cache.view());
         });

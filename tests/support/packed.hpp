@@ -126,7 +126,7 @@ struct packed_layer
     [[nodiscard]] index_t bytes() const
     {
         index_t bytes = 0;
-        run([&](mdkv::cpu::backend const& on) {
+        run([&, this](mdkv::cpu::backend const& on) {
             bytes = mdkv::packed_bytes<T>(on, rung.in(), layout, sizes.stand_ins);
         });
         return bytes;
@@ -139,7 +139,7 @@ struct packed_layer
         // NaN wherever nothing is written
         std::fill_n(cache.view().arena, cache.arena_bytes(), std::byte{0xFF});
         std::fill_n(cache.view().tail, cache.tail_bytes(), std::byte{0xFF});
-        run([&](mdkv::cpu::backend const& on) { pack(on, cache.view()); }, threads);
+        run([&, this](mdkv::cpu::backend const& on) { pack(on, cache.view()); }, threads);
         return cache;
     }
 

@@ -97,7 +97,7 @@ public:
         {
             cache_.reserve_tail(std::max(n, cache_.tail_capacity() + std::max(least_growth, n / 8)));
         }
-        on_->lend([&](backend on) { mdkv::append(on, k, v, cache_); });
+        on_->lend([&, this](backend on) { mdkv::append(on, k, v, cache_); });
         appended_ = n;
     }
 
@@ -109,7 +109,7 @@ public:
         auto const o    = out<T, 3>(backend{}, output);
         mdkv::expects(q.extent(1) <= std::max<index_t>(appended_, 1), "attend: queries [H*G, n, D] are of ",
             q.extent(1), " tokens, but ", appended_, " were appended");
-        on_->lend([&](backend on) {
+        on_->lend([&, this](backend on) {
             mdkv::workspace::frame own{on.scratch}; // decoding allocates nothing
             auto const l =
                 lse ? out<float, 2>(backend{}, *lse)
@@ -121,7 +121,7 @@ public:
     void truncate(index_t appended) override
     {
         auto const turn = on_->turn();
-        on_->lend([&](backend on) { mdkv::truncate_tail(on, appended, cache_); });
+        on_->lend([&, this](backend on) { mdkv::truncate_tail(on, appended, cache_); });
         appended_ = std::min(appended_, appended);
     }
     void reserve(index_t appended) override
@@ -142,7 +142,7 @@ public:
         if (sources) { options.sources = out<std::int32_t, 2>(backend{}, *sources); }
         options.lse_elsewhere = elsewhere(backend{}, sink_logits);
         auto const report =
-            on_->lend([&](backend on) { return mdkv::recompress(on, q, chosen.ratios, options, cache_); });
+            on_->lend([&, this](backend on) { return mdkv::recompress(on, q, chosen.ratios, options, cache_); });
         ratios_ = chosen.ratios;
         read_ += std::exchange(appended_, 0);
         return report;

@@ -155,7 +155,7 @@ private:
         if (last_ == now_.in || last_->below == now_.in) { return; }
         index_t const free = release_free();
         index_t const need = (peak_ - now_.used) / 8 * 9;
-        detail::call_without_errors([&] { add(need < free ? need : free); }); // the next call takes memory again
+        detail::call_without_errors([&, this] { add(need < free ? need : free); }); // the next call takes memory again
     }
 
     void add(index_t bytes)

@@ -99,7 +99,7 @@ struct score_block
     /// store keys as they are.
     void add_states(index_t split, bool exact_needed, bool in_window) const noexcept
     {
-        for_each_tile([&](index_t t, index_t p) {
+        for_each_tile([&, this](index_t t, index_t p) {
             score_tile products;
             score_tile shown;
             score_tile const* logits = nullptr;
@@ -127,7 +127,7 @@ struct score_block
                 score_tile const* logits = &shown;
                 if (i == 0 && plan.more > 0) { std::memcpy(shown, kept_logits(t, p), sizeof shown); }
                 else { logits = &multiply(i, t, p, products, shown); }
-                mdkv::detail::with_norm(plan.norm, [&](auto norm) {
+                mdkv::detail::with_norm(plan.norm, [&, this](auto norm) {
                     add_differences<norm>(
                         *logits, head.lse + i * plan.rows + p * tile::width, i == 0, exact, sum(i, t));
                 });

@@ -144,7 +144,7 @@ struct pack_tiles
             [&](scratch const& memory, tile_ref const& ref) {
                 if (!all_carried(ref)) { write_tile(t, memory, ref); }
             },
-            [&](index_t h) { write_projections(t, h); });
+            [&, this](index_t h) { write_projections(t, h); });
     }
 
 private:

@@ -31,7 +31,7 @@ struct read_projections
     {
         // key_projection [D, key_columns], value_projection [value_columns, Dv]
         head_entry const& entry = cache.heads[h];
-        auto const read         = [&](auto const& basis, index_t begin, index_t columns, index_t apart, index_t step) {
+        auto const read         = [&, this](auto const& basis, index_t begin, index_t columns, index_t apart, index_t step) {
             index_t const dim = basis.extent(2);
             for (index_t i = t.rank(); i < dim * dim; i += t.size())
             {
@@ -101,8 +101,8 @@ struct read_tokens
     MDKV_HD void operator()(team auto const& t, index_t item) const
     {
         walk(
-            t, item, [&](scratch const& memory, tile_ref const& ref) { read_tile(t, memory, ref); },
-            [&](index_t h) { pad(t, h); });
+            t, item, [&, this](scratch const& memory, tile_ref const& ref) { read_tile(t, memory, ref); },
+            [&, this](index_t h) { pad(t, h); });
     }
 
 private:

@@ -215,7 +215,7 @@ struct settle_rungs
     MDKV_HD void operator()(team auto const& t, index_t h) const
     {
         index_t stay = 0;
-        by_slot.for_runs(h, [&](index_t from, index_t end, auto const& can) {
+        by_slot.for_runs(h, [&, this](index_t from, index_t end, auto const& can) {
             for (index_t slot = from + t.rank(); slot < end; slot += t.size())
             {
                 std::uint8_t& own        = rung[by_slot.begin(h) + slot];

@@ -204,7 +204,7 @@ struct prompt_work
         }
         if (p.ratios.any_rotated()) { fit_channels(on, queries, keys, item_of(channels, l)); }
         // Memory may run out before: the state is added to last.
-        auto const keep = [&](in_view<float, 3, B> const& made) {
+        auto const keep = [&, this](in_view<float, 3, B> const& made) {
             if (p.leverage_power() > 0) { add_leverage(on, rows.keys, slice<0>(leverages, 0, N + one.window)); }
             run(on, copy_rows<B, float>{made, found});
         };
@@ -270,7 +270,7 @@ struct prompt_work
         }
         if (next.coded_window) { fill_rungs(on, settings.ratios.costliest_rotated()); } // the window's stay
         auto const limits = static_cast<std::size_t>(settings.shared ? 1 : L);
-        auto const choose = [&](index_t each) {
+        auto const choose = [&, this](index_t each) {
             return allocate_within(on, stage, std::vector(limits, L / static_cast<index_t>(limits) * each), costs,
                 {.charge = settings.charge, .ranks = shape.ranks, .layers = L}, lists(N));
         };

@@ -260,7 +260,7 @@ struct reader_work
                     H);
                 if (settings.last_queries_score()) { join_layer(on, l, W, all, list_of(l), loss); }
             }
-            auto const choose = [&](bool codes) {
+            auto const choose = [&, this](bool codes) {
                 by.plan_stand_ins(choice, codes);
                 index_t const made  = H * choice.stand_ins * by.stand_in_bytes(choice.coded_stand_ins);
                 index_t const spend = report.limit_bytes - L * ((W > 0 ? one.window_bytes() : 0) + made);

@@ -89,7 +89,7 @@ struct spread_losses
         double const factor  = unit.of(0);
         index_t const stored = kept.stored(h);
         index_t const rungs  = loss.extent(0);
-        by_slot.for_runs(h, [&](index_t begin, index_t end, auto const& can) {
+        by_slot.for_runs(h, [&, this](index_t begin, index_t end, auto const& can) {
             for (index_t r = 0; r < rungs; ++r)
             {
                 auto const highest        = static_cast<index_t>(can.own);

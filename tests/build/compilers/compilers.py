@@ -66,6 +66,20 @@ def ends(message):
     return test
 
 
+def captures_this_first(folder, compiler, source, *flags):
+    """No closure of a header has `this` behind other captures, as g++ puts it if [&] alone captures it and nvcc does not: a program
+    has closures of both, whose members must lie alike."""
+    done = call(compiler, "-std=c++20", "-I", root / "include", *flags, "-gdwarf-4", "-c", "-o", folder / "object.o", source)
+    if done.returncode != 0:
+        return first_error(done.stderr)
+    names = dict(re.findall(r"^ +(\d+)\t\d+\t0\t0\t(\S+)$", call("readelf", "--debug-dump=rawline", folder / "object.o").stdout, re.M))
+    members = call("readelf", "--debug-dump=info", folder / "object.o").stdout.split("(DW_TAG_member)")[1:]
+    found = [dict(re.findall(r"DW_AT_(\w+) *:.*?(\S+)$", one.split("(DW_TAG_")[0], re.M)) for one in members]
+    found = [(names[one["decl_file"]], one["decl_line"], one["data_member_location"]) for one in found if one.get("name") in ("__this", "this")]
+    late = [f"{file}:{line}" for file, line, at in found if at != "0" and list((root / "include").rglob(file))]
+    return f"write [&, this] in {', '.join(sorted(set(late)))}" if late else "" if found else "no closure was found"
+
+
 def throws_nothing(folder, compiler, source, *flags):
     """No header has an exception's keyword, not even in a template, which compilers look at only where it is used."""
     done = call(compiler, "-std=c++20", "-I", root / "include", *flags, "-E", source)
@@ -90,6 +104,7 @@ def cases(compiler):
     yield "C++23", runs, hook, "-std=c++2b", "-O2"
     yield "warnings, this processor", compiles, stages, *strict, "-O0", *native
     yield "macros of other headers", compiles, here / "macros.cpp", "-O0"
+    yield "closures", captures_this_first, stages, "-O0"
     yield "exceptions", runs, here / "bad_input.cpp", "-O1"
     yield ("no exceptions", ends("merge_attention"), here / "bad_input.cpp", "-O1", "-fno-exceptions", "-Werror", "-pthread")
     yield "no exceptions in headers", throws_nothing, here / "bad_input.cpp", "-fno-exceptions"

@@ -311,7 +311,7 @@ struct attend_job
                 end < run.tokens ? run.keys.begin + end * run.keys.token_bytes : begin_behind(h, r);
             // Rotated keys are centred: logits are lower by q.mean. Shift the running maximum by q.mean during this run. The
             // weights of its tokens are what it adds to the sum.
-            auto const shift = [&](float sign) {
+            auto const shift = [&, this](float sign) {
                 for (index_t g = 0; run.basis == run_basis::rotated && g < head_rows; ++g)
                 {
                     softmax_state& state = softmax[split * head_rows + g];
