@@ -156,9 +156,8 @@ std::vector<stage> const table{
     {"score", "G,Q,D,Dv",
         {rows("queries", "H*G,Q,D"), rows("keys", "H,N,D"), rows("values", "H,N,Dv"), rows("window_keys", "H,W,D"),
             in_of<float>("key_basis", "H,D,D"), in_of<float>("value_basis", "H,Dv,Dv"),
-            in_of<float>("options.channels", "H,3,D", all<1>),
-            in_of<float>("options.lse", "H*G,Q", all<9>), in_of<float>("options.lse_elsewhere", "H*G,Q"),
-            out_of<float>("loss", "H,R=5,N")},
+            in_of<float>("options.channels", "H,3,D", all<1>), in_of<float>("options.lse", "H*G,Q", all<9>),
+            in_of<float>("options.lse_elsewhere", "H*G,Q"), out_of<float>("loss", "H,R=5,N")},
         [](host const& on, arguments const& x) {
             score(on, x.rows("queries"), x.rows("keys"), x.rows("values"), x.rows("window_keys"),
                 x.in<float, 3>("key_basis"), x.in<float, 3>("value_basis"), projected_ratios,
@@ -319,8 +318,7 @@ std::vector<stage> const table{
     compressed(presets::best),
     {"recompress", "G,n,D,Dv,slots", // into another cache
         {rows("queries", "H*G,Q=n,D"), part("cache.arena"), part("cache.tail"),
-            in_of<float>("options.lse_elsewhere", "H*G,Q=n"),
-            out_of<std::int32_t>("options.sources", "H,S=slots")},
+            in_of<float>("options.lse_elsewhere", "H*G,Q=n"), out_of<std::int32_t>("options.sources", "H,S=slots")},
         [](host const& on, arguments const& x) {
             cache folded;
             recompress(on, x.rows("queries"), projected_ratios,
@@ -452,8 +450,7 @@ void for_each_stage(Test const& test)
 {
     for (std::size_t i = 0; i < table.size(); ++i)
     {
-        CAPTURE(i);
-        CAPTURE(table[i].name);
+        INFO("number ", i, ", ", table[i].name);
         test(table[i]);
     }
 }
@@ -498,10 +495,8 @@ TEST_CASE("every stage takes operands of any strides, with NaN between rows, at 
                     placement{.misalign = 1}, placement{.slack = 5, .misalign = 3}, placement{.fence = guard::before},
                     placement{.fence = guard::after}})
             {
-                CAPTURE(how.swapped);
-                CAPTURE(how.slack);
-                CAPTURE(how.misalign);
-                CAPTURE(how.fence.has_value());
+                INFO(how.swapped, how.misalign, how.fence.has_value(), " (swapped, misaligned, fenced), slack ",
+                    how.slack);
                 CHECK(made(one, place(one, s, how)) == plain);
             }
         });
@@ -656,10 +651,7 @@ TEST_CASE("every stage refuses an extent that is one more or less than the other
                     extents[i] += by;
                     std::string const wrong = std::to_string(extents[i]);
                     std::string const text  = refusal(one, place(one, small, {}, {{o.name, extents}}));
-                    CAPTURE(std::string{o.name});
-                    CAPTURE(i);
-                    CAPTURE(by);
-                    CAPTURE(text);
+                    INFO(o.name, " ", i, " by ", by, ": ", text);
                     bool good  = text == must_be(o) + list + "], its extent " + std::to_string(i) + " is " + wrong;
                     bool alone = true; // no other extent has its letters
                     for (operand const& p : one.operands)

@@ -173,8 +173,7 @@ TEST_CASE("any number of query heads may share a KV head")
     {
         for (index_t const queries : {1, 3, 8})
         {
-            CAPTURE(group);
-            CAPTURE(queries);
+            INFO("group ", group, ", queries ", queries);
             check_oracle<float>({.heads = 3, .group = group, .queries = queries, .tokens = 20, .window = 8});
         }
     }
@@ -201,8 +200,7 @@ TEST_CASE("windows of every size are part of the softmax and causal among themse
     {
         for (index_t const queries : {1, 5, 16})
         {
-            CAPTURE(window);
-            CAPTURE(queries);
+            INFO("window ", window, ", queries ", queries);
             check_oracle<float>({.queries = queries, .tokens = 40, .window = window});
         }
     }
@@ -216,9 +214,7 @@ TEST_CASE("queries may start anywhere: before the window, inside the tokens, at 
         {
             for (index_t const queries : {1, 9, 40})
             {
-                CAPTURE(window);
-                CAPTURE(first);
-                CAPTURE(queries);
+                INFO("window ", window, ", first ", first, ", queries ", queries);
                 check_oracle<float>(
                     {.group = 3, .queries = queries, .tokens = 95, .window = window, .first_query = first});
             }
