@@ -103,14 +103,14 @@ build_package() {
     package_built=yes
 }
 
-# device_tests NAME...: tests of layers on a device, whose kernels the executor of PTX runs; if $chosen is set, what -k takes for it
+# device_tests NAME...: tests of layers on a device, whose kernels the executor of PTX runs; $chosen is an argument for pytest
 device_tests() {
     local package=executor files=("${@/#/$mdkv_root/examples/python/tests/test_}")
     if ! has_nvcc; then
         note SKIPPED "python: layers on a device: there is no nvcc"
     elif install_package executor -C cmake.define.MDKV_PYTHON_CUDA=ON -C cmake.define.MDKV_PYTHON_EXECUTOR=ON \
         -C build-dir="$build/python/executor-build" >"$build/python.executor.log" 2>&1; then # the executor reads sources by paths from there
-        OMP_NUM_THREADS=1 package_tests new --device executor ${chosen:+-k "$chosen"} "${files[@]/%/.py}"
+        OMP_NUM_THREADS=1 package_tests new --device executor "$chosen" "${files[@]/%/.py}"
     else
         tail -n 40 "$build/python.executor.log"
         note FAILED "python: the build with the executor of PTX"
@@ -168,14 +168,14 @@ part_tags() {
     fi
 }
 
-# The Python package's build with CUDA.
+# The Python package's build with CUDA, and by turns a third of its tests on a device, which take more than an hour.
 part_cuda() {
     if ! has_nvcc || ! (setup_python_peers); then
         note SKIPPED "python: the build with CUDA: there is no nvcc, or PyPI is out of reach"
     else
         PATH=$PATH:/usr/local/cuda/bin checked "python: the build with CUDA" install_package cuda -C cmake.define.MDKV_PYTHON_CUDA=ON \
             -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 -C 'cmake.define.CMAKE_CUDA_FLAGS=-Xcicc -O0'
-        device_tests device transformers while_reading reader storing mdkv
+        chosen=--part=$(($(date +%-j) / 11 % 3))/3 device_tests device transformers while_reading reader storing mdkv
     fi
 }
 

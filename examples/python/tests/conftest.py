@@ -1,5 +1,4 @@
-"""Where the tests' layers lie, pytest's --device: on the CPU; `cuda`: on torch's device; `executor`, in a build with the executor of
-PTX (MDKV_PYTHON_EXECUTOR): in the host's memory, whose tensors say that they are CUDA's, with a stand-in for streams and memory."""
+"""Where layers lie, by pytest's --device: `cpu`; torch's device `cuda`; `executor`: host memory that is called a device's."""
 import ctypes
 import os
 import types
@@ -22,6 +21,7 @@ CPU_ALONE = {
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda", "executor"))
+    parser.addoption("--part", default="0/1", type=lambda x: slice(int(x[0]), None, int(x[2])), help="1/3: every third case from 1 on")
 
 
 def pytest_configure(config):
@@ -32,6 +32,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    items[:] = items[config.getoption("--part")]
     reasons = {case: reason for reason, cases in CPU_ALONE.items() for case in cases.split()}
     for item in items if config.getoption("--device") != "cpu" else ():
         if item.originalname in reasons:
@@ -84,8 +85,7 @@ def as_cuda(export):
 
 @pytest.fixture(autouse=True)
 def place(request, monkeypatch):
-    """The device under test: `name`; `to`, torch's name; `on()` makes a backend, None on the CPU; `only_host()` is a scope without
-    it. No kernel may read or write what it should not."""
+    """The device under test: `name`; `to`, torch's name; `on()` makes a backend, None on the CPU. No fault of a kernel."""
     name = request.config.getoption("--device")
     if name == "cpu":
         yield types.SimpleNamespace(name=name, to="cpu", on=lambda: None)
