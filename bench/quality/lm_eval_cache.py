@@ -137,14 +137,14 @@ def press_of(name, share):
 
 def use_files(essay, squad, hotpot):
     """Lets RULER's tasks read files in the place of what they would fetch."""
-    from lm_eval.tasks.ruler import niah_utils, prepare_niah, qa_utils
+    from lm_eval.tasks.ruler import prepare_niah, qa_utils  # lm-eval reads the tasks' own files anew, which import from these
 
     if essay:
         words = pathlib.Path(essay).read_text(encoding="utf-8").split()
         own = prepare_niah.get_haystack
-        niah_utils.get_haystack = lambda type_haystack: words if type_haystack == "essay" else own(type_haystack=type_haystack)
-    fetch = qa_utils.download_json
-    files = {"squad": squad, "hotpot": hotpot}
+        prepare_niah.get_haystack = lambda type_haystack: words if type_haystack == "essay" else own(type_haystack=type_haystack)
+        prepare_niah.sent_tokenize = lambda text: re.split(r"(?<=[.?!])\s+", text)  # nltk fetches its model from elsewhere
+    fetch, files = qa_utils.download_json, {"squad": squad, "hotpot": hotpot}
 
     def read(url):
         file = next((one for name, one in files.items() if one and name in url.lower()), None)

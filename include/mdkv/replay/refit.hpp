@@ -220,13 +220,11 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     rows const white = as_input(whitener);
     multiply<B, float, float>(on, {white}, {as_input(slice<1>(missing, 0, fitting)), true}, {whitened});
     multiply<B, float, float>(on, {as_input(whitened), true}, {white, true}, {solved});
-    for_strips([&](index_t from, index_t count, rows const& fit, rows const&) {
+    for_strips([&](index_t from, index_t count, rows const& fit, rows const& judging) {
+        auto const here = slice<2>(changes, from, count);
+        multiply<B, float, float>(on, {as_input(solved)}, {fit, true}, {here}, {as_input(fitted), from});
         multiply<B, float, float>(
-            on, {as_input(solved)}, {fit, true}, {slice<2>(changes, from, count)}, {as_input(fitted), from});
-    });
-    for_strips([&](index_t from, index_t count, rows const&, rows const& judging) {
-        multiply<B, float, float>(on, {judging}, {as_input(slice<2>(changes, from, count))},
-            {.to = mended, .add = from > 0}, {as_input(fitted), from, true});
+            on, {judging}, {as_input(here)}, {.to = mended, .add = from > 0}, {as_input(fitted), from, true});
     });
     run(on, judge_changes<B>{as_input(slice<1>(missing, fitting, of_block)), as_input(mended), factors}, H);
     if (changed.data_handle() != of.packed.data_handle()) { run(on, copy_rows<B, T>{of.packed, changed}); }
