@@ -61,7 +61,7 @@ struct soften_rows
         for (int l = 0; l < lanes; ++l) { part[l] = before; }
         for (int i = member(t) * lanes; i < seen; i += members(t) * lanes)
         {
-            for (int l = 0; l < lanes; ++l) { part[l] = i + l < seen ? larger(part[l], x[i + l]) : part[l]; }
+            MDKV_FOR_LANES(l, lanes) { part[l] = i + l < seen ? larger(part[l], x[i + l]) : part[l]; }
         }
         for (float const most : part) { part[0] = larger(part[0], most); }
         float const top = t.largest(part[0]);
@@ -69,9 +69,9 @@ struct soften_rows
         for (int i = member(t) * lanes; i < keys; i += members(t) * lanes) // logits have room for weights of 0
         {
             float power[std::size_t{lanes}];
-            for (int l = 0; l < lanes; ++l) { power[l] = i + l < seen ? x[i + l] - top : -1000.0F; }
+            MDKV_FOR_LANES(l, lanes) { power[l] = i + l < seen ? x[i + l] - top : -1000.0F; }
             powers_of_two(t, power, x + i);
-            for (int l = 0; l < lanes; ++l) { sum[l] += x[i + l]; }
+            MDKV_FOR_LANES(l, lanes) { sum[l] += x[i + l]; }
         }
         float own = 0;
         for (float const part_of_all : sum) { own += part_of_all; }
