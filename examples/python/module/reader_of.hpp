@@ -119,7 +119,7 @@ private:
         auto const take_back = [&] { on_->lend([&](backend on) { mdkv::truncate_tail(on, before, to); }); };
         try
         {
-            on_->lend([&, this](backend on) { mdkv::attend(on, x.queries, to, {scale_, x.lse_elsewhere}, output, lse); });
+            on_->lend([&](backend on) { mdkv::attend(on, x.queries, to, {scale_, x.lse_elsewhere}, output, lse); });
         }
         catch (...)
         {

@@ -31,7 +31,7 @@ struct read_projections
     {
         // key_projection [D, key_columns], value_projection [value_columns, Dv]
         head_entry const& entry = cache.heads[h];
-        auto const read         = [&, this](auto const& basis, index_t begin, index_t columns, index_t apart, index_t step) {
+        auto const read = [&, this](auto const& basis, index_t begin, index_t columns, index_t apart, index_t step) {
             index_t const dim = basis.extent(2);
             for (index_t i = t.rank(); i < dim * dim; i += t.size())
             {

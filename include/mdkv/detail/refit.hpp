@@ -171,7 +171,7 @@ struct change_values
             change += double{changes(h, d, j)} * double{changes(h, d, j)};
             value += v * v;
         }
-        double const longest = double{most} * std::sqrt(t.sum(value) / t.sum(change)); // NaN or infinite if the change is 0
+        double const longest = double{most} * std::sqrt(t.sum(value) / t.sum(change)); // not finite if the change is 0
         float const by       = longest < double{factors(h)} ? static_cast<float>(longest) : factors(h);
         for (index_t d = t.rank(); d < changes.extent(1); d += t.size())
         {
