@@ -172,8 +172,8 @@ public:
     reader_report end_chunk(B const& on) { return bring_within(on, "reader::end_chunk", false); }
 
     /// Ends the prompt: as `end_chunk`, but within the limit, by the last chunk's queries, too, if the preset joins, and with
-    /// stand-ins stored as `prompt::pack` stores them.
-    /// Afterwards the caches are as those of `prompt::pack`: the last tokens are the window, and the tail is empty and has no room.
+    /// window and stand-ins stored as `prompt::pack` stores them: `layout().window` is 0 if the last tokens are in codes
+    /// (preset::window_part). The tails are empty and have no room.
     ///
     /// \param on   backend: threads, scratch
     /// \cost   as end_chunk; if the preset joins, also score of all stored tokens; allocate twice if stand-ins were to be in codes,

@@ -175,7 +175,7 @@ part_cuda() {
     else
         PATH=$PATH:/usr/local/cuda/bin checked "python: the build with CUDA" install_package cuda -C cmake.define.MDKV_PYTHON_CUDA=ON \
             -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 -C 'cmake.define.CMAKE_CUDA_FLAGS=-Xcicc -O0'
-        chosen=--part=$(($(date +%-j) / 11 % 3))/3 device_tests device transformers while_reading reader storing mdkv
+        chosen=--part=$(($(date +%-j) / 11 % 3))/3 device_tests device transformers while_reading reader storing mdkv every_decoder examples
     fi
 }
 

@@ -85,7 +85,7 @@ def as_cuda(export):
 
 @pytest.fixture(autouse=True)
 def place(request, monkeypatch):
-    """The device under test: `name`; `to`, torch's name; `on()` makes a backend, None on the CPU. No fault of a kernel."""
+    """The device under test: `name`; `to`, torch's name; `on()` makes a backend, None on the CPU. A kernel's fault fails a case."""
     name = request.config.getoption("--device")
     if name == "cpu":
         yield types.SimpleNamespace(name=name, to="cpu", on=lambda: None)

@@ -52,7 +52,7 @@ struct reader_work
     std::span<Cache> caches;
     rung_costs costs{settings.ratios, shape.dims, index_t{sizeof(T)}};
     index_t limit_bytes = 0; ///< limit of an average layer
-    prompt_choice choice{};  ///< how stand-ins are stored: in codes at the prompt's end alone
+    prompt_choice choice{};  ///< how window and stand-ins are stored: in codes at the prompt's end alone
     index_t L      = shape.layers;
     index_t H      = shape.heads;
     index_t R      = static_cast<index_t>(settings.ratios.size());

@@ -82,7 +82,7 @@ struct spread_losses
     chunk_losses<B> chunk;
     layer_units unit;
     out_view<float, 2, B> loss; // [R, tokens]
-    index_t coded, code;        // number of the last tokens that are such a window, and the rung of its codes
+    index_t coded, code;        // the last tokens, a window in codes: their number, and the rung of these codes
 
     MDKV_HD void operator()(team auto const& t, index_t h) const
     {

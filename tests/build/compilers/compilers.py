@@ -67,15 +67,15 @@ def ends(message):
 
 
 def captures_this_first(folder, compiler, source, *flags):
-    """No closure of a header has `this` behind other captures, as g++ puts it if [&] alone captures it and nvcc does not: a program
-    has closures of both, whose members must lie alike."""
+    """No closure of a header has `this` behind other captures, where g++ puts it if [&] alone captures it, and nvcc does not."""
     done = call(compiler, "-std=c++20", "-I", root / "include", *flags, "-gdwarf-4", "-c", "-o", folder / "object.o", source)
     if done.returncode != 0:
         return first_error(done.stderr)
-    names = dict(re.findall(r"^ +(\d+)\t\d+\t0\t0\t(\S+)$", call("readelf", "--debug-dump=rawline", folder / "object.o").stdout, re.M))
-    members = call("readelf", "--debug-dump=info", folder / "object.o").stdout.split("(DW_TAG_member)")[1:]
-    found = [dict(re.findall(r"DW_AT_(\w+) *:.*?(\S+)$", one.split("(DW_TAG_")[0], re.M)) for one in members]
-    found = [(names[one["decl_file"]], one["decl_line"], one["data_member_location"]) for one in found if one.get("name") in ("__this", "this")]
+    lines, info = (call("readelf", f"--debug-dump={one}", folder / "object.o").stdout for one in ("rawline", "info"))
+    names = dict(re.findall(r"^ +(\d+)\t\d+\t0\t0\t(\S+)$", lines, re.M))
+    found = [one for one in info.split("(DW_TAG_") if one.startswith("member)") and re.search(r"DW_AT_name.* _*this$", one, re.M)]
+    found = [dict(re.findall(r"DW_AT_(\w+) *:.*?(\S+)$", one, re.M)) for one in found]
+    found = [(names[one["decl_file"]], one["decl_line"], one["data_member_location"]) for one in found]
     late = [f"{file}:{line}" for file, line, at in found if at != "0" and list((root / "include").rglob(file))]
     return f"write [&, this] in {', '.join(sorted(set(late)))}" if late else "" if found else "no closure was found"
 
