@@ -117,7 +117,6 @@ struct recompressing; // one call behind its checks: pipeline/recompressing.hpp
 /// \param[in]  options    limit, pooling and the rest
 /// \param[in,out] cache   the backend's cache (`cpu::cache<T>`, `gpu::cache<T, Resource>`); its tail is empty afterwards
 ///                        and has the same room. Its new memory is taken before the old is freed
-/// \return     the report
 /// \cost   score, pool, allocate and pack for the stored tokens; no scores if everything stays. Scratch O(H*M*(R + D)) for M
 ///         tokens in the longest head; allocates the new cache and, in host memory, a copy of the directory, the counts of rungs
 ///         and where heads begin
@@ -145,7 +144,6 @@ recompress_report recompress(
 /// \param on, queries, cache   as above
 /// \param[in]  chosen          preset of the cache
 /// \param[in]  lse_elsewhere   see recompress_options
-/// \return     the report
 /// \par    Cost, synchronisation, order: as above
 /// \throws invalid_argument   as above, and the other errors; the cache has no limit of its own
 /// \see    tests/unit/recompress.cpp, docs/start.md
@@ -169,7 +167,6 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, preset const
 /// \param[in]  queries  [H*G, Q, D]  queries of the last Q tokens of `from`
 /// \param[in]  from     read only, e.g. the view of `with_tail`
 /// \param[out] to       becomes a cache of its own memory resource; its tail is empty and has the room that it had
-/// \return     the report
 /// \par    Cost, synchronisation, order: as above
 /// \throws invalid_argument   as above, and the other errors
 /// \see    tests/unit/recompress.cpp
@@ -256,7 +253,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
     auto const begin = detail::scratch_view<index_t>(on, frame, heads + 1);
     auto const rung  = detail::scratch_view<std::uint8_t>(on, frame, ends.back());
     copy(on, ends.data(), begin.data_handle(), (heads + 1) * index_t{sizeof(index_t)});
-    detail::recompressing<B, T, U> const layer{on, queries, ratios, options, shape, by_slot,
+    detail::recompressing<B, T, U> layer{on, queries, ratios, options, shape, by_slot,
         detail::stored_slots<T, B::memory_space>{stored, next, shape.tokens, as_input(begin)}};
     layer.read();
     recompress_report report = layer.settle(rung, true);
@@ -268,7 +265,7 @@ recompress_report recompress(B const& on, in_view<U, 3, B> queries, ratio_set co
         chosen.tokens     = report.chosen.tokens;
         report.chosen     = chosen;
     }
-    layer.store(to, rung.data_handle(), report.resident_bytes);
+    layer.store(to, report.resident_bytes);
     report.limit_bytes  = limit;
     report.chosen.limit = spend;
     return report;

@@ -90,8 +90,7 @@ TEST_CASE("tokens per rung are all tokens but those of a window stored whole, th
     for (auto& one : runner::detail::contestants<mdkv::half>(model, common, options))
     {
         if (!one.cache.chosen().while_reading) { continue; }
-        CAPTURE(one.cache.chosen().label);
-        CAPTURE(one.budget);
+        CAPTURE(one.cache.chosen().label + " " + one.budget);
         static_cast<void>(one.cache.read(text, {}, [](std::int64_t, std::int64_t) {}));
         auto const tokens         = runner::detail::summary_of(one.cache).tokens;
         bool const coded          = one.cache.chosen().label.starts_with("best") && one.budget != "1/1";

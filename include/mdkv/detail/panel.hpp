@@ -5,6 +5,7 @@
 #include <mdkv/core/workspace.hpp>
 #include <mdkv/detail/check.hpp>
 #include <mdkv/detail/columns.hpp>
+#include <mdkv/detail/lanes.hpp>
 #include <mdkv/detail/team.hpp>
 
 namespace MDKV_NAMESPACE::detail
@@ -89,9 +90,15 @@ struct panel_product
         project_columns(
             t, copied, count, depth, all, [&](int r) { return rows.from.row(h, 0) + r * apart; },
             [&](int r, int i, auto const& sums) {
-                V* const line = put.to.row(h, r) + first + i;
-                V const by    = put.factors.empty() ? V{1} : V{put.factors(h, r)};
-                for (int l = 0; l < (count - i < Team::lanes ? count - i : Team::lanes); ++l)
+                V* const line       = put.to.row(h, r) + first + i;
+                V const by          = put.factors.empty() ? V{1} : V{put.factors(h, r)};
+                constexpr int lanes = Team::lanes;
+                if (!put.mirror && count - i >= lanes)
+                {
+                    MDKV_FOR_LANES(l, lanes) { line[l] = put.add ? line[l] * by + V{sums[l]} : V{sums[l]}; }
+                    return;
+                }
+                for (int l = 0; l < lanes && i + l < count; ++l)
                 {
                     index_t const column = first + i + l;
                     if (put.mirror && r > column) { continue; }
@@ -130,10 +137,10 @@ private:
     }
 };
 
-/// Calls body(first, count) for pieces of [0, n) of at most panel_depth.
-void for_pieces(index_t n, auto const& body)
+/// Calls body(first, count) for pieces of [0, n) of at most so many.
+void for_pieces(index_t n, index_t most, auto const& body)
 {
-    for (index_t at = 0; at < n; at += panel_depth) { body(at, n - at < panel_depth ? n - at : panel_depth); }
+    for (index_t at = 0; at < n; at += most) { body(at, n - at < most ? n - at : most); }
 }
 
 /// Products of rows and columns of any length, summed in float over panel_depth numbers and then in V.
@@ -141,7 +148,7 @@ template <backend B, element T, class V>
 void multiply(B const& on, panel_vectors<B, float> const& rows, panel_vectors<B, T> const& columns,
     panel_output<B, V> put, panel_tokens<B> tokens = {})
 {
-    for_pieces(columns.depth(), [&](index_t at, index_t count) {
+    for_pieces(columns.depth(), panel_depth, [&](index_t at, index_t count) {
         run(on, panel_product<B, T, V>{rows.part(at, count), columns.part(at, count), put, tokens});
         put.add     = true;
         put.factors = {};
@@ -156,7 +163,7 @@ void accumulate_gram(B const& on, in_view<T, 3, B> samples, out_view<double, 3, 
 {
     workspace::frame frame{on.scratch};
     auto const widened = scratch_view<float>(on, frame, samples.extent(0), panel_depth, samples.extent(2));
-    for_pieces(samples.extent(1), [&](index_t at, index_t count) {
+    for_pieces(samples.extent(1), panel_depth, [&](index_t at, index_t count) {
         auto const part = slice<1>(samples, at, count);
         auto const rows = slice<1>(widened, 0, count);
         run(on, copy_rows<B, T, float>{part, rows});

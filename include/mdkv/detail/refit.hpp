@@ -84,8 +84,8 @@ struct soften_rows
     }
 };
 
-/// Finds what rows' outputs over the packed cache lack to those over the whole one. The largest logits of the packed cache become
-/// log-sum-exps, so that weights that soften_rows makes from then on are the rows' attention. An item is a row of a head.
+/// Finds what rows' outputs over the packed cache lack to those over the whole one. The packed cache's weights become the rows'
+/// attention, and its largest logits log-sum-exps, so that soften_rows makes attention from then on. An item is a row of a head.
 template <backend B>
 struct miss_rows
 {
@@ -94,6 +94,7 @@ struct miss_rows
 
     row_states<B> whole, packed;
     out_view<float, 3, B> missing; // [H, R, Dv]
+    out_view<float, 3, B> weights; // [H, R, n]  those at hand
 
     [[nodiscard]] index_t items() const noexcept { return missing.extent(0) * missing.extent(1); }
 
@@ -107,6 +108,8 @@ struct miss_rows
         {
             missing(h, r, d) = whole.outputs(h, r, d) * of_all - packed.outputs(h, r, d) * kept;
         }
+        float* const weight = weights.row(h, r);
+        for (index_t i = t.rank(); i < weights.extent(2); i += t.size()) { weight[i] *= kept; }
         if (t.rank() == 0) { packed.largest(h, r) += log2f(packed.sums(h, r)); }
     }
 };

@@ -374,9 +374,9 @@ struct reader_work
         recompress_options<B> const how{.sources = sources};
         Cache to = cache(l).like(layout(l, W), 0, 0);
         {
-            auto const stored = layer_of(on, l, W, tokens, list, how, directory, true);
+            auto stored = layer_of(on, l, W, tokens, list, how, directory, true);
             stored.read();
-            stored.store(to, list.of(rung).data_handle(), stored.settle(list.of(rung), stay).resident_bytes);
+            stored.store(to, stored.settle(list.of(rung), stay).resident_bytes);
         }
         if (!last) { to.reserve_tail(options.chunk); }
         bytes moved = move_losses(on, kept_of(l), chunk, as_input(sources), to);

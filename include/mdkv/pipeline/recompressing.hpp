@@ -41,51 +41,52 @@ struct wait_at_end
     }
 };
 
-/// Marks what new stand-ins are to take the place of, tokens dropped now and present stand-ins, which it reads to the rows
-/// behind the slots. An item is a head.
+/// Gathers the rows that new stand-ins are to take the place of: a head's tokens that are dropped now, then its present stand-ins.
+/// An item is a row of a head.
 template <element T, space S>
 struct gather_dropped
 {
     static constexpr char const* name = "recompress_gather_dropped";
-    static constexpr int threads      = 128;
+    static constexpr int threads      = 64;
 
     stored_slots<T, S> by_slot;
-    std::uint8_t const* rung;       // list of all tokens
-    view<T, 3, S> keys;             // [H, M + most stand-ins, D]
-    view<T, 3, S> values;           // [H, M + most stand-ins, Dv]
-    view<std::uint8_t, 2, S> marks; // [H, M + most stand-ins]  0 for these rows, 1 for others
-    index_t* dropped;               // [H]  tokens
-    index_t* old_seeds;             // [H]  clusters of the new stand-ins that form around present ones
-    index_t read;                   // tokens for which the slots and the present stand-ins stand
-    head_entry* entries;            // [H]  receive the number of new stand-ins
+    view<T const, 3, S> from_keys, from_values; // [H, M, D], [H, M, Dv]
+    view<std::int32_t const, 2, S> listed;      // [H, M]  slots by new rung
+    view<index_t const, 2, S> first;            // [H, R+1]
+    view<T, 3, S> keys, values;                 // [H, most dropped tokens + most stand-ins, D], [.., Dv]
+    view<std::uint8_t, 2, S> marks;             // [H, rows]  0 for rows of a head, 1 behind them
+    index_t most;                               // stand-ins
+    index_t* dropped;                           // [H]  tokens
+    index_t* old_seeds;                         // [H]  clusters of the new stand-ins that form around present ones
+    index_t read;                               // tokens for which the slots and the present stand-ins stand
+    head_entry* entries;                        // [H]  receive the number of new stand-ins
 
-    MDKV_HD void operator()(team auto const& t, index_t h) const
+    [[nodiscard]] index_t items() const { return marks.extent(0) * marks.extent(1); }
+
+    MDKV_HD void operator()(team auto const& t, index_t item) const
     {
-        index_t const M      = by_slot.most;
-        index_t const most   = marks.extent(1) - M;
+        index_t const h      = item / marks.extent(1);
+        index_t const i      = item % marks.extent(1);
+        index_t const j      = i - (marks.extent(1) - most); // number of a stand-in
         stored_run const run = run_of_head(by_slot.cache, h, by_slot.cache.layout.rungs);
         index_t const old    = by_slot.cache.heads[h].stand_ins;
-        index_t gone         = 0;
-        for (index_t i = t.rank(); i < M + most; i += t.size())
-        {
-            bool const goes = i < M ? i < by_slot.tokens(h) && rung[by_slot.begin(h) + i] == 0 : i - M < old;
-            gone += goes && i < M ? 1 : 0;
-            marks(h, i) = goes ? 0 : 1;
-        }
-        gone = t.sum(gone);
-        for (index_t j = 0; j < most; ++j) // products are made of all rows, also of those that no stand-in has
-        {
-            auto const copy = [&](run_rows const& from, view<T, 3, S> const& to) {
-                for (index_t d = t.rank(); d < to.extent(2); d += t.size())
-                {
-                    index_t const place = from.coordinate(run.tokens - old + j, static_cast<int>(d));
-                    to(h, M + j, d)     = j < old ? load_at<T>(from.begin + place) : narrow<T>(0.0F);
-                }
-            };
-            copy(run.keys, keys);
-            copy(run.values, values);
-        }
+        index_t const gone   = first(h, 1);
+        bool const token     = j < 0 && i < gone;
+        bool const stands_in = j >= 0 && j < old;
+        auto const copy = [&](view<T const, 3, S> const& tokens, run_rows const& stand_ins, view<T, 3, S> const& to) {
+            for (index_t d = t.rank(); d < to.extent(2); d += t.size()) // products are made of all rows
+            {
+                to(h, i, d) = token       ? tokens(h, listed(h, i), d)
+                              : stands_in ? load_at<T>(
+                                    stand_ins.begin + stand_ins.coordinate(run.tokens - old + j, static_cast<int>(d)))
+                                          : narrow<T>(0.0F);
+            }
+        };
+        copy(from_keys, run.keys, keys);
+        copy(from_values, run.values, values);
         if (t.rank() > 0) { return; }
+        marks(h, i) = token || stands_in ? 0 : 1;
+        if (i > 0) { return; }
         index_t const clusters = old + gone < most ? old + gone : most;
         index_t const before   = read - tokens_of_head(by_slot.cache, h); // tokens that were dropped before
         index_t const share  = before + gone > 0 ? (2 * clusters * before + before + gone) / (2 * (before + gone)) : 0;
@@ -127,13 +128,11 @@ struct recompressing
 
     workspace::frame frame{on.scratch};
     index_t makers                      = most_made > 0 ? H : 0; ///< heads that make stand-ins
-    out_view<T, 3, B> all_keys          = scratch_view<T>(on, frame, H, M + most_made, D); ///< present stand-ins last
-    out_view<T, 3, B> all_values        = scratch_view<T>(on, frame, H, M + most_made, Dv);
-    out_view<T, 3, B> keys              = slice<1>(all_keys, 0, M);
-    out_view<T, 3, B> values            = slice<1>(all_values, 0, M);
+    index_t most_dropped                = 0;                     ///< tokens of a head, once rungs are settled
+    out_view<T, 3, B> keys              = scratch_view<T>(on, frame, H, M, D);
+    out_view<T, 3, B> values            = scratch_view<T>(on, frame, H, M, Dv);
     out_view<float, 3, B> made_keys     = scratch_view<float>(on, frame, makers, most_made, D);
     out_view<float, 3, B> made_values   = scratch_view<float>(on, frame, makers, most_made, Dv);
-    out_view<std::uint8_t, 2, B> marks  = scratch_view<std::uint8_t>(on, frame, makers, M + most_made);
     out_view<index_t, 1, B> dropped     = scratch_view<index_t>(on, frame, makers);
     out_view<index_t, 1, B> old_seeds   = scratch_view<index_t>(on, frame, makers);
     out_view<head_entry, 1, B> entries  = scratch_view<head_entry>(on, frame, makers);
@@ -181,7 +180,7 @@ struct recompressing
 
     /// Settles the rungs, and reports on them; waits.
     /// \param rung  the list of all tokens' rungs: the chosen ones, or room for the present ones, which tokens keep if they `stay`
-    [[nodiscard]] recompress_report settle(out_view<std::uint8_t, 1, B> rung, bool stay) const
+    [[nodiscard]] recompress_report settle(out_view<std::uint8_t, 1, B> rung, bool stay)
     {
         run(on, settle_rungs<T, S>{cache_slots, rung.data_handle(), carried, stay, counts}, H);
         run(on, sort_slots<B>{{rung.data_handle(), {H, M}, {0, 1}}, listed, first, cache_slots.first}, H);
@@ -207,6 +206,7 @@ struct recompressing
             head_entry entry;
             result.resident_bytes = lay_out_head<T>(by_slot.layout, tokens, result.resident_bytes, entry, most);
             result.kept += here[rungs + 1];
+            most_dropped = (std::max)(most_dropped, tokens[0]);
         }
         result.dropped = result.chosen.tokens[0];
         result.lowered -= result.kept + result.dropped;
@@ -217,18 +217,16 @@ struct recompressing
 
     /// Packs the tokens at their settled rungs, which take so many bytes; `cache`, the present one or another, is replaced last.
     template <class Cache>
-    void store(Cache& cache, std::uint8_t const* rung, index_t bytes) const
+    void store(Cache& cache, index_t bytes) const
     {
-        replace_stand_ins(rung);
+        replace_stand_ins();
         Cache made;
         wait_at_end<B> const over{on};
-        cache_view<T, S> to;
-        to.layout = by_slot.layout;
-        made      = cache.like(by_slot.layout, bytes, cache.tail_capacity());
+        made = cache.like(by_slot.layout, bytes, cache.tail_capacity());
         if constexpr (requires { cache.fold_limit; }) { made.fold_limit = cache.fold_limit; }
         made.wait();
-        to              = made.view();
-        auto const pack = [&] {
+        cache_view<T, S> const to = made.view();
+        auto const pack           = [&] {
             pack_tokens<B, T>(on,
                 {as_input(keys), as_input(values), as_input(window_keys), as_input(window_values), as_input(key_basis),
                     as_input(value_basis), as_input(channels), as_input(value_means), as_input(listed), as_input(first),
@@ -300,17 +298,20 @@ private:
     }
 
     /// Makes one set of stand-ins of each head's present ones and the tokens that it drops now.
-    void replace_stand_ins(std::uint8_t const* rung) const
+    void replace_stand_ins() const
     {
         if (makers == 0) { return; }
-        run(on,
-            gather_dropped<T, S>{cache_slots, rung, all_keys, all_values, marks, dropped.data_handle(),
-                old_seeds.data_handle(), tokens_read, entries.data_handle()},
-            H);
-        index_t const all = M + most_made;
+        index_t const all = most_dropped + most_made;
+        workspace::frame making{on.scratch};
+        auto const all_keys   = scratch_view<T>(on, making, H, all, D);
+        auto const all_values = scratch_view<T>(on, making, H, all, Dv);
+        auto const marks      = scratch_view<std::uint8_t>(on, making, H, all);
+        run(on, gather_dropped<T, S>{cache_slots, as_input(keys), as_input(values), as_input(listed), as_input(first),
+                    all_keys, all_values, marks, most_made, dropped.data_handle(), old_seeds.data_handle(), tokens_read,
+                    entries.data_handle()});
         mdkv::stand_in(on, slice<1>(queries, queries.extent(1) - lse.extent(1), lse.extent(1)), as_input(all_keys),
-            as_input(all_values), as_input(marks), lse, all, {by_slot.layout.scale, all, M, old_seeds.data_handle()},
-            made_keys, made_values);
+            as_input(all_values), as_input(marks), lse, all,
+            {by_slot.layout.scale, all, most_dropped, old_seeds.data_handle()}, made_keys, made_values);
     }
 
     /// Scores one head: heads have different numbers of tokens. Losses are pooled within a run.

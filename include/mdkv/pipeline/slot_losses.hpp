@@ -74,8 +74,7 @@ template <element T, backend B>
 struct spread_losses
 {
     static constexpr char const* name = "reader_spread_losses";
-
-    static constexpr space S = B::memory_space;
+    static constexpr space S          = B::memory_space;
 
     stored_slots<T, S> by_slot;
     slot_losses<T, S> kept;
@@ -113,8 +112,7 @@ template <element T, backend B>
 struct keep_losses
 {
     static constexpr char const* name = "reader_keep_losses";
-
-    static constexpr space S = B::memory_space;
+    static constexpr space S          = B::memory_space;
 
     slot_losses<T, S> from;
     chunk_losses<B> chunk;

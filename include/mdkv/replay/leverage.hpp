@@ -156,7 +156,7 @@ void add_leverages(B const& on, in_view<T, 3, B> keys, in_view<float, 3, B> whit
 {
     workspace::frame frame{on.scratch};
     auto const products = scratch_view<float>(on, frame, keys.extent(0), keys.extent(2), panel_depth);
-    for_pieces(keys.extent(1), [&](index_t at, index_t count) {
+    for_pieces(keys.extent(1), panel_depth, [&](index_t at, index_t count) {
         auto const part = slice<2>(products, 0, count);
         multiply<B, T, float>(on, {whitener}, {slice<1>(keys, at, count)}, {part});
         run(on, add_squares<B>{as_input(part), slice<0>(sums, at, count)});

@@ -121,8 +121,10 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     index_t const of_block     = group * each; // rows: by query head, then by token
     index_t const R            = blocks * of_block;
     index_t const fitting      = R - of_block;
-    index_t const strip        = most < 2048 ? (most + 15) / 16 * 16 : 2048; // tokens whose weights are at hand
-    index_t const kept         = layout.key_coordinates[0] == 0 ? 1 : 0;     // the first rung that keeps tokens
+    index_t const room         = most < 512    ? 512
+                                 : most < 8192 ? (most + 15) / 16 * 16
+                                               : 8192;                   // tokens whose weights are at hand
+    index_t const kept         = layout.key_coordinates[0] == 0 ? 1 : 0; // the first rung that keeps tokens
     workspace::frame frame{on.scratch};
     auto const fitted        = scratch_view<index_t>(on, frame, H);
     auto const stored        = scratch_view<index_t>(on, frame, H);
@@ -134,7 +136,7 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     auto const numbers       = [&](auto... dim) { return scratch_view<float>(on, frame, H, R, dim...); };
     row_states<B> const whole{numbers(Dv), numbers(), numbers(), numbers()};
     row_states<B> const packed{numbers(Dv), numbers(), numbers(), numbers()};
-    auto const weights  = scratch_view<float>(on, frame, H, R, strip < 512 ? 512 : strip);
+    auto const made     = scratch_view<float>(on, frame, H, R, room);
     auto const missing  = scratch_view<float>(on, frame, H, R, Dv);
     auto const gram     = scratch_view<double>(on, frame, H, fitting, fitting);
     auto const whitener = scratch_view<float>(on, frame, H, fitting, fitting);
@@ -169,14 +171,14 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     // Weights of rows for the keys from number `from` on, which their states take in.
     auto const weigh = [&](rows const& by, in_view<T, 3, B> const& k, index_t from,
                            in_view<index_t, 1, B> const& counts, index_t step, row_states<B> const& states) {
-        auto const here = slice<2>(slice<1>(weights, 0, by.extent(1)), 0, k.extent(1));
+        auto const here = slice<2>(slice<1>(made, 0, by.extent(1)), 0, k.extent(1));
         multiply<B, T, float>(on, {by}, {k}, {here}, {counts, from});
         run(on, soften_rows<B>{here, states, counts, from, each, step});
         return as_input(here);
     };
     auto const attend_more = [&](rows const& by, in_view<T, 3, B> const& k, in_view<T, 3, B> const& v,
                                  in_view<index_t, 1, B> const& counts, index_t step, row_states<B> const& states) {
-        for_pieces(k.extent(1), [&](index_t at, index_t count) {
+        for_pieces(k.extent(1), room, [&](index_t at, index_t count) {
             rows const here = weigh(by, slice<1>(k, at, count), at, counts, step, states);
             multiply<B, T, float>(on, {here}, {slice<1>(v, at, count), true},
                 {.to = states.outputs, .add = true, .factors = as_input(states.factors)}, {counts, at, true});
@@ -187,30 +189,25 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
         run(on, fill<float>{states.outputs.data_handle(), 0.0F, H * R * Dv});
         run(on, fill<float>{states.sums.data_handle(), 0.0F, H * R});
         run(on, fill<float>{states.largest.data_handle(), -1e30F, H * R}); // below any logit
-        attend_more(as_input(later), k, v, counts, 0, states);
         for (index_t b = 0; b < blocks; ++b) // keys of each row's own block, up to its own
         {
             attend_more(as_input(slice<1>(own, b * of_block, of_block)), slice<1>(of.own_keys, begin_of(b), part.span),
                 slice<1>(of.own_values, begin_of(b), part.span), {}, part.step(group),
                 states.rows(b * of_block, of_block));
         }
+        attend_more(as_input(later), k, v, counts, 0, states);
     };
     attend(of.keys, of.values, of.counts, whole);
     attend(as_input(stored_keys), as_input(stored_values), as_input(stored), packed);
-    run(on, miss_rows<B>{whole, packed, missing});
-    index_t at_hand       = -1; // the strip whose weights were found last
+    bool const at_hand = most <= room; // whether weights of all stored keys, which came last, are
+    run(on, miss_rows<B>{whole, packed, missing, slice<2>(made, 0, at_hand ? most : 0)});
     auto const for_strips = [&](auto const& body) {
-        for (index_t from = 0; from < most; from += strip)
-        {
-            index_t const count = most - from < strip ? most - from : strip;
-            if (from != at_hand)
-            {
-                weigh(as_input(later), slice<1>(stored_keys, from, count), from, as_input(fitted), 0, packed);
-            }
-            at_hand         = from;
-            rows const here = slice<2>(weights, 0, count);
+        for_pieces(most, room, [&](index_t from, index_t count) {
+            auto const k    = slice<1>(stored_keys, from, count);
+            rows const here = at_hand ? as_input(slice<2>(made, 0, count))
+                                      : weigh(as_input(later), k, from, as_input(fitted), 0, packed);
             body(from, count, slice<1>(here, 0, fitting), slice<1>(here, fitting, of_block));
-        }
+        });
     };
     for_strips([&](index_t from, index_t, rows const& fit, rows const&) {
         multiply<B, float, double>(
@@ -249,7 +246,7 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
 /// \param[out] changed  [H, N, Dv]      values; those of dropped tokens, and of heads that drop and code nothing, are copied
 /// \pre    queries, keys and values are finite
 /// \cost   O(H*R*((N + n)*(D + Dv) + n*R)) multiply-adds for R rows of a head and n tokens that it keeps; scratch: the stored
-///         keys and values, 8 KiB a row and R*R doubles for each head
+///         keys and values, at most 32 KiB a row, and R*R doubles for each head
 /// \sync   returns when done (cpu); enqueued on the stream (gpu)
 /// \order  bitwise reproducible for equal inputs, for any number of threads; in float, sums of squares and elimination in double
 /// \throws invalid_argument        a shape disagrees, an output overlaps, or an option is out of its range

@@ -363,7 +363,7 @@ void stand_in(B const& on, in_view<U, 3, B> queries, in_view<T, 3, B> keys, in_v
     run(on, copy_rows<B, U, float>{queries, widened, scale_in_base_two(options.scale, dim)});
     run(on, sort_slots<B>{rungs, dropped, first}, heads); // rung 0 alone
     run(on, choose_seeds<B, T>{keys, as_input(dropped), as_input(first), options, seed_slots, seeds}, heads);
-    for_pieces(past, [&](index_t at, index_t count) {
+    for_pieces(past, panel_depth, [&](index_t at, index_t count) {
         auto const part   = slice<1>(keys, at, count);
         auto const logits = slice<2>(attention, 0, count);
         auto const seed   = slice<2>(products, 0, count);
