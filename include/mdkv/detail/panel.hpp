@@ -137,7 +137,7 @@ private:
     }
 };
 
-/// Calls body(first, count) for pieces of [0, n) of at most so many.
+/// Calls body(first, count) for pieces of [0, n), each of at most `most`.
 void for_pieces(index_t n, index_t most, auto const& body)
 {
     for (index_t at = 0; at < n; at += most) { body(at, n - at < most ? n - at : most); }

@@ -74,7 +74,7 @@ struct gather_dropped
         bool const token     = j < 0 && i < gone;
         bool const stands_in = j >= 0 && j < old;
         auto const copy = [&](view<T const, 3, S> const& tokens, run_rows const& stand_ins, view<T, 3, S> const& to) {
-            for (index_t d = t.rank(); d < to.extent(2); d += t.size()) // products are made of all rows
+            for (index_t d = t.rank(); d < to.extent(2); d += t.size()) // empty rows are multiplied, too
             {
                 to(h, i, d) = token       ? tokens(h, listed(h, i), d)
                               : stands_in ? load_at<T>(

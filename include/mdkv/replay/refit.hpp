@@ -199,7 +199,7 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     };
     attend(of.keys, of.values, of.counts, whole);
     attend(as_input(stored_keys), as_input(stored_values), as_input(stored), packed);
-    bool const at_hand = most <= room; // whether weights of all stored keys, which came last, are
+    bool const at_hand = most <= room; // whether `made` has the weights of all stored keys, which came last
     run(on, miss_rows<B>{whole, packed, missing, slice<2>(made, 0, at_hand ? most : 0)});
     auto const for_strips = [&](auto const& body) {
         for_pieces(most, room, [&](index_t from, index_t count) {
