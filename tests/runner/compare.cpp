@@ -74,7 +74,7 @@ TEST_CASE("with --fold-every all caches but the full one fold, in as many bytes 
     CHECK(runner::detail::contestants<mdkv::half>(model, common, options)[1].cache.folds() == nullptr);
 }
 
-TEST_CASE("tokens per rung are all tokens but those of a window stored whole, those that a reader dropped on its way included")
+TEST_CASE("tokens per rung are all tokens, dropped ones included, but those of a window stored whole")
 {
     auto const model = runner::language_model::load(
         support::synthetic_llama{{.layers = 3, .key_dim = 16, .value_dim = 16}}.writer().file());
@@ -94,8 +94,8 @@ TEST_CASE("tokens per rung are all tokens but those of a window stored whole, th
         static_cast<void>(one.cache.read(text, {}, [](std::int64_t, std::int64_t) {}));
         auto const tokens         = runner::detail::summary_of(one.cache).tokens;
         bool const coded          = one.cache.chosen().label.starts_with("best") && one.budget != "1/1";
-        std::int64_t const window = coded ? 0 : one.cache.window(); // of `best`, it has rungs where it weighs
-        std::int64_t all = 0, bytes = 3 * 2 * window * 64; // the windows'
+        std::int64_t const window = coded ? 0 : one.cache.window(); // `best` gives its tokens rungs at small budgets
+        std::int64_t all = 0, bytes = 3 * 2 * window * 64;          // the windows'
         for (std::size_t r = 0; r < tokens.size(); ++r)
         {
             CHECK(tokens[r] >= 0);

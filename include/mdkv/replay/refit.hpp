@@ -14,6 +14,7 @@
 #include <mdkv/replay/leverage.hpp>
 #include <mdkv/replay/replay.hpp>
 
+#include <algorithm>
 #include <type_traits>
 
 namespace MDKV_NAMESPACE
@@ -121,9 +122,7 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     index_t const of_block     = group * each; // rows: by query head, then by token
     index_t const R            = blocks * of_block;
     index_t const fitting      = R - of_block;
-    index_t const room         = most < 512    ? 512
-                                 : most < 8192 ? (most + 15) / 16 * 16
-                                               : 8192;                   // tokens whose weights are at hand
+    index_t const room         = most > 8192 ? 2048 : (std::max)(index_t{512}, (most + 15) / 16 * 16); // tokens at once
     index_t const kept         = layout.key_coordinates[0] == 0 ? 1 : 0; // the first rung that keeps tokens
     workspace::frame frame{on.scratch};
     auto const fitted        = scratch_view<index_t>(on, frame, H);
@@ -136,7 +135,7 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     auto const numbers       = [&](auto... dim) { return scratch_view<float>(on, frame, H, R, dim...); };
     row_states<B> const whole{numbers(Dv), numbers(), numbers(), numbers()};
     row_states<B> const packed{numbers(Dv), numbers(), numbers(), numbers()};
-    auto const made     = scratch_view<float>(on, frame, H, R, room);
+    auto const weights  = scratch_view<float>(on, frame, H, R, room);
     auto const missing  = scratch_view<float>(on, frame, H, R, Dv);
     auto const gram     = scratch_view<double>(on, frame, H, fitting, fitting);
     auto const whitener = scratch_view<float>(on, frame, H, fitting, fitting);
@@ -171,7 +170,7 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     // Weights of rows for the keys from number `from` on, which their states take in.
     auto const weigh = [&](rows const& by, in_view<T, 3, B> const& k, index_t from,
                            in_view<index_t, 1, B> const& counts, index_t step, row_states<B> const& states) {
-        auto const here = slice<2>(slice<1>(made, 0, by.extent(1)), 0, k.extent(1));
+        auto const here = slice<2>(slice<1>(weights, 0, by.extent(1)), 0, k.extent(1));
         multiply<B, T, float>(on, {by}, {k}, {here}, {counts, from});
         run(on, soften_rows<B>{here, states, counts, from, each, step});
         return as_input(here);
@@ -199,12 +198,12 @@ void refit_values(B const& on, refit_rows<B, T, U> const& of, cache_view<T, B::m
     };
     attend(of.keys, of.values, of.counts, whole);
     attend(as_input(stored_keys), as_input(stored_values), as_input(stored), packed);
-    bool const at_hand = most <= room; // whether `made` has the weights of all stored keys, which came last
-    run(on, miss_rows<B>{whole, packed, missing, slice<2>(made, 0, at_hand ? most : 0)});
+    bool const at_hand = most <= room; // whether `weights` are those of all stored keys, which came last
+    run(on, miss_rows<B>{whole, packed, missing, slice<2>(weights, 0, at_hand ? most : 0)});
     auto const for_strips = [&](auto const& body) {
         for_pieces(most, room, [&](index_t from, index_t count) {
             auto const k    = slice<1>(stored_keys, from, count);
-            rows const here = at_hand ? as_input(slice<2>(made, 0, count))
+            rows const here = at_hand ? as_input(slice<2>(weights, 0, count))
                                       : weigh(as_input(later), k, from, as_input(fitted), 0, packed);
             body(from, count, slice<1>(here, 0, fitting), slice<1>(here, fitting, of_block));
         });
